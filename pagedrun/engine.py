@@ -1,0 +1,238 @@
+"""The engine: plan, run, commit, on one thread that owns the model's context.
+
+Other threads talk to it through `Engine.inbox` only; answers leave through each request's sink, a callable
+that takes `Event`s and must not block. A request that fails gets its error as `Finished`; the engine and
+the other requests go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pagedrun.errors import EngineError, PagedrunError
+from pagedrun.request import Event, Finished, FinishReason, RequestId, Timings, Usage
+from pagedrun.scheduler import Scheduler, Sequence
+from pagedrun.step import Runner, Sampled, StepPlan, StepResult, Vocab
+from pagedrun.text import TextAssembler
+
+log = logging.getLogger(__name__)
+
+Sink = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Start working on a sequence."""
+
+    sequence: Sequence
+    sink: Sink
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop working on a request; unknown ids are ignored (it may just have finished)."""
+
+    id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Cancel everything and leave the loop."""
+
+
+Command = Submit | Cancel | Shutdown
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Totals since the start, in steps, tokens and seconds. Overhead is step time outside native code."""
+
+    steps: int = 0
+    tokens_computed: int = 0
+    tokens_sampled: int = 0
+    step_s: float = 0.0
+    native_s: float = 0.0
+
+    @property
+    def overhead_s(self) -> float:
+        """Seconds spent outside llama_decode and the samplers."""
+        return self.step_s - self.native_s
+
+
+@dataclass(slots=True)
+class _Answer:
+    """An answer in the making: where its text goes and when things happened (seconds, monotonic clock).
+
+    shown: special tokens that appear as text, because whoever parses the answer needs them.
+    """
+
+    sequence: Sequence
+    sink: Sink
+    text: TextAssembler
+    shown: frozenset[int]
+    submitted: float
+    admitted: float = 0.0
+    first_token: float = 0.0
+
+    def timings(self, now: float) -> Timings:
+        admitted = self.admitted or now
+        first = self.first_token or now
+        return Timings(admitted - self.submitted, first - admitted, now - first)
+
+
+@dataclass(slots=True)
+class Engine:
+    """Runs requests over a `Runner`. `run_forever` is the engine thread; `step` is one turn of it."""
+
+    runner: Runner
+    prefill_chunk: int = 256
+    inbox: queue.SimpleQueue[Command] = field(default_factory=queue.SimpleQueue)
+    stats: EngineStats = field(default_factory=EngineStats)
+    _scheduler: Scheduler = field(init=False)
+    _answers: dict[RequestId, _Answer] = field(init=False, default_factory=dict)
+    _running: bool = field(init=False, default=True)
+
+    def __post_init__(self) -> None:
+        self._scheduler = Scheduler(self.runner, prefill_chunk=self.prefill_chunk)
+
+    def run_forever(self) -> None:
+        """Serve until `Shutdown`, then free the model. Whatever goes wrong in a step ends that step's requests only."""
+        try:
+            while self._take_commands():
+                try:
+                    self.step()
+                except Exception as e:
+                    log.exception("engine step failed")
+                    self._fail_running(EngineError(f"the engine failed: {e}", hint="this is a bug; -v shows more"))
+        finally:
+            self._refuse_the_rest()
+            self.runner.shutdown()
+
+    def step(self) -> None:
+        """Plan, run, commit."""
+        began = time.perf_counter()
+        self._admit()
+        plan = self._scheduler.plan()
+        if plan is None:
+            return
+        try:
+            result = self.runner.run(plan)
+        except EngineError as e:
+            self._fail_running(e, plan)
+            return
+        self._commit(plan, result)
+        self.stats.steps += 1
+        self.stats.tokens_computed += plan.n_tokens
+        self.stats.tokens_sampled += len(result.sampled)
+        self.stats.native_s += result.decode_s + result.sample_s
+        self.stats.step_s += time.perf_counter() - began
+
+    def _take_commands(self) -> bool:
+        """Carry out what other threads asked for; waits when there is nothing else to do."""
+        while self._running:
+            try:
+                command = self.inbox.get(block=self._scheduler.idle)
+            except queue.Empty:
+                break
+            self._carry_out(command)
+        return self._running
+
+    def _carry_out(self, command: Command) -> None:
+        if isinstance(command, Submit):
+            sequence = command.sequence
+            text = TextAssembler(sequence.request.stop)
+            shown = _single_tokens(self.runner.vocab, sequence.request.preserved_tokens)
+            self._answers[sequence.id] = _Answer(sequence, command.sink, text, shown, time.perf_counter())
+            self._scheduler.add(sequence)
+        elif isinstance(command, Cancel):
+            if command.id in self._answers:
+                self._finish(self._answers[command.id], FinishReason.CANCELLED)
+        else:
+            for answer in list(self._answers.values()):
+                self._finish(answer, FinishReason.CANCELLED)
+            self._running = False
+
+    def _refuse_the_rest(self) -> None:
+        while not self.inbox.empty():
+            command = self.inbox.get()
+            if isinstance(command, Submit):
+                usage = Usage(command.sequence.n_prompt, 0)
+                command.sink(Finished(FinishReason.CANCELLED, usage, Timings(0.0, 0.0, 0.0)))
+
+    def _admit(self) -> None:
+        while self._scheduler.waiting:
+            candidate = self._answers[self._scheduler.waiting[0].id]
+            try:
+                if self._scheduler.admit() is None:
+                    return
+            except PagedrunError as e:
+                self._end(candidate, FinishReason.ERROR, error=e)
+                continue
+            candidate.admitted = time.perf_counter()
+
+    def _commit(self, plan: StepPlan, result: StepResult) -> None:
+        sequences = [self._scheduler.running[chunk.slot] for chunk in plan.chunks]
+        self._scheduler.commit(plan)
+        for chunk, sequence in zip(plan.chunks, sequences, strict=True):
+            answer = self._answers[sequence.id]
+            if error := result.failed.get(chunk.slot):
+                self._finish(answer, FinishReason.ERROR, error=error)
+            elif sampled := result.sampled.get(chunk.slot):
+                self._append(answer, sampled)
+
+    def _append(self, answer: _Answer, sampled: Sampled) -> None:
+        """Add one sampled token to an answer and end it if that was the last."""
+        if not answer.first_token:
+            answer.first_token = time.perf_counter()
+        sequence, request = answer.sequence, answer.sequence.request
+        vocab = self.runner.vocab
+        sequence.tokens.append(sampled.token)
+        if vocab.is_eog(sampled.token):
+            self._finish(answer, FinishReason.STOP)
+            return
+        piece = vocab.piece(sampled.token, special=sampled.token in answer.shown)
+        delta = answer.text.push(sampled.token, piece, sampled.logprob)
+        if delta is not None:
+            answer.sink(delta)
+        if answer.text.stopped is not None:
+            self._finish(answer, FinishReason.STOP)
+        elif request.max_tokens is not None and sequence.n_generated >= request.max_tokens:
+            self._finish(answer, FinishReason.LENGTH)
+        elif len(sequence.tokens) > self.runner.limits.max_seq_len:
+            self._finish(answer, FinishReason.CONTEXT)
+
+    def _finish(self, answer: _Answer, reason: FinishReason, *, error: PagedrunError | None = None) -> None:
+        self._scheduler.finish(answer.sequence, keep=error is None)
+        self._end(answer, reason, error=error)
+
+    def _end(self, answer: _Answer, reason: FinishReason, *, error: PagedrunError | None = None) -> None:
+        sequence = answer.sequence
+        del self._answers[sequence.id]
+        if error is None and (rest := answer.text.finish()) is not None:
+            answer.sink(rest)
+        usage = Usage(sequence.n_prompt, sequence.n_generated, sequence.cached)
+        answer.sink(Finished(reason, usage, answer.timings(time.perf_counter()), error, answer.text.stopped))
+
+    def _fail_running(self, error: PagedrunError, plan: StepPlan | None = None) -> None:
+        """End the sequences of a failed step (all running ones without a plan) and drop what they computed."""
+        slots = [chunk.slot for chunk in plan.chunks] if plan else list(self._scheduler.running)
+        for slot in slots:
+            self._finish(self._answers[self._scheduler.running[slot].id], FinishReason.ERROR, error=error)
+
+
+def _single_tokens(vocab: Vocab, texts: tuple[str, ...]) -> frozenset[int]:
+    """The ids of those texts that are one token of the vocabulary."""
+    ids = (vocab.tokenize(text, add_special=False, parse_special=True) for text in texts)
+    return frozenset(i[0] for i in ids if len(i) == 1)
+
+
+def start(engine: Engine) -> threading.Thread:
+    """Run an engine on a thread of its own. It is a daemon: an exiting program does not wait for an answer."""
+    thread = threading.Thread(target=engine.run_forever, name="pagedrun-engine", daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,130 @@
+"""A loaded model that answers requests from any thread.
+
+    service.submit(request) -> Stream    iterate over it for TextDelta ... Finished; `cancel()` from anywhere
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pagedrun.chat import ChatTemplates
+from pagedrun.engine import Cancel, Engine, EngineStats, Shutdown, Submit, start
+from pagedrun.errors import ContextLengthError, EngineError, ParameterError, RequestError
+from pagedrun.model import ModelInfo
+from pagedrun.request import Event, Finished, GenerationRequest, RequestId
+from pagedrun.sampling import LLAMA_DEFAULTS
+from pagedrun.scheduler import Sequence
+from pagedrun.step import RunnerLimits, Vocab
+
+MAX_LOGPROBS = 20  # alternatives per token, as in the OpenAI API
+
+
+class Stream:
+    """One answer as it is made: an iterator over events that ends after `Finished`."""
+
+    def __init__(self, request_id: RequestId, cancel: Callable[[], None]) -> None:
+        self.id = request_id
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._cancel = cancel
+        self._ended = False
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        if self._ended:
+            raise StopIteration
+        event = self._events.get()
+        self._ended = isinstance(event, Finished)
+        return event
+
+    def put(self, event: Event) -> None:
+        """For the engine: hand over an event. Never blocks."""
+        self._events.put(event)
+
+    def cancel(self) -> None:
+        """Ask the engine to stop; `Finished` still comes, within one step. Harmless after the end."""
+        self._cancel()
+
+
+class Service:
+    """A model, its engine thread, and its chat templates. A context manager; thread-safe."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        model: ModelInfo,
+        templates: ChatTemplates,
+        *,
+        sampling_defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.model = model
+        self.templates = templates
+        self._engine = engine
+        self._defaults = (sampling_defaults or {}, model.sampling, LLAMA_DEFAULTS)
+        self._ids = itertools.count()
+        self._thread = start(engine)
+
+    @property
+    def limits(self) -> RunnerLimits:
+        """How many conversations, and tokens each, fit."""
+        return self._engine.runner.limits
+
+    @property
+    def vocab(self) -> Vocab:
+        """The model's vocabulary."""
+        return self._engine.runner.vocab
+
+    @property
+    def stats(self) -> EngineStats:
+        """Running totals of the engine."""
+        return self._engine.stats
+
+    def complete_sampling(self, request: GenerationRequest) -> GenerationRequest:
+        """The request with every sampling setting filled in: registry, then the GGUF's own, then llama.cpp's."""
+        return replace(request, sampling=request.sampling.with_defaults(*self._defaults))
+
+    def submit(self, request: GenerationRequest) -> Stream:
+        """Start generating.
+
+        Raises ContextLengthError, ParameterError or RequestError at once for what can be seen beforehand;
+        EngineError when the service is closed. What goes wrong later arrives as `Finished` with an error.
+        """
+        self._check(request)
+        if not self._thread.is_alive():
+            raise EngineError("the engine has stopped")
+        request_id = RequestId(next(self._ids))
+        stream = Stream(request_id, lambda: self._engine.inbox.put(Cancel(request_id)))
+        self._engine.inbox.put(Submit(Sequence(request_id, self.complete_sampling(request)), stream.put))
+        return stream
+
+    def close(self) -> None:
+        """Cancel what runs and free the model. Waits for the engine thread."""
+        self._engine.inbox.put(Shutdown())
+        self._thread.join()
+
+    def __enter__(self) -> Service:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check(self, request: GenerationRequest) -> None:
+        n_prompt, n_vocab = len(request.prompt), self.vocab.n_tokens
+        if not n_prompt:
+            raise RequestError("the prompt is empty", hint="say at least a word")
+        if n_prompt > self.limits.max_seq_len:
+            raise ContextLengthError(n_prompt, self.limits.max_seq_len)
+        if min(request.prompt) < 0 or max(request.prompt) >= n_vocab:
+            raise ParameterError(f"the prompt has token ids outside 0 to {n_vocab - 1}")
+        if request.max_tokens is not None and request.max_tokens < 1:
+            raise ParameterError(f"max_tokens must be 1 or more, not {request.max_tokens}")
+        if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:
+            raise ParameterError(f"logprobs must be from 0 to {MAX_LOGPROBS}, not {request.logprobs}")
+        for token, _ in request.sampling.logit_bias:
+            if token >= n_vocab:
+                raise ParameterError(f"logit_bias names token {token}, and the model has {n_vocab}")

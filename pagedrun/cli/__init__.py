@@ -1,0 +1,1 @@
+"""The `pagedrun` command: typer commands over everything else."""

@@ -1,0 +1,136 @@
+"""What commands say to people: errors, notes and progress, all on stderr.
+
+stdout belongs to data; only commands whose result is the point write there. Colour needs a terminal and no
+NO_COLOR. rich is imported only once a progress bar is really drawn.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from pagedrun.errors import PagedrunError
+
+#: Set by -v: llama.cpp's own log, and tracebacks of unexpected errors, go to stderr.
+verbose = False
+
+_RED, _YELLOW, _DIM, _BOLD = "31;1", "33;1", "2", "1"
+
+# A bar that lives for less than this would only flicker (and cost rich's import).
+_PROGRESS_DELAY_S = 0.5
+
+# C0 and C1 controls except tab and newline: what a terminal could take as a command.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def set_verbose(value: bool) -> bool:
+    """Switch -v on (never off: the option may be given at two places); used as a typer callback."""
+    global verbose  # noqa: PLW0603 - one process is one command line
+    verbose = verbose or value
+    return value
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal; False when it is closed or absent."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:
+        return False
+
+
+def use_colour(stream: TextIO) -> bool:
+    """Whether to colour what goes to `stream`."""
+    return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def printable(text: str) -> str:
+    """`text` without control characters other than tab and newline, so that it cannot drive the terminal."""
+    return _CONTROLS.sub("", text)
+
+
+def note(text: str = "") -> None:
+    """One line for the user on stderr, dim on a terminal."""
+    _write(_styled(text, _DIM))
+
+
+def warn(text: str) -> None:
+    """One line the user should not miss, on stderr."""
+    _write(f"{_styled('warning:', _YELLOW)} {text}")
+
+
+def show_error(error: PagedrunError) -> None:
+    """`error: MESSAGE` and, if there is one, `hint:  HINT` on stderr."""
+    show_problem(error.message, error.hint)
+
+
+def show_problem(message: str, hint: str = "") -> None:
+    """The two lines of every error."""
+    _write(f"{_styled('error:', _RED)} {printable(message)}")
+    if hint:
+        _write(f"{_styled('hint:', _BOLD)}  {printable(hint)}")
+
+
+def _styled(text: str, style: str) -> str:
+    return f"\x1b[{style}m{text}\x1b[0m" if text and use_colour(sys.stderr) else text
+
+
+def _write(line: str) -> None:
+    """One line to stderr. A stderr that is gone must not turn a finished command into a failed one."""
+    try:
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        pass
+
+
+class ByteProgress:
+    """A progress bar of bytes on stderr; shown only on a terminal, and only if it takes long enough to see.
+
+    Call it with (bytes done, bytes in total), from one thread at a time; it is a context manager.
+    """
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._began = time.monotonic()
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> ByteProgress:
+        return self
+
+    def __call__(self, done: int, total: int) -> None:
+        """Report how far it is. `total` 0 means unknown."""
+        if self._bar is None:
+            if time.monotonic() - self._began < _PROGRESS_DELAY_S or not is_terminal(sys.stderr):
+                return
+            self._start()
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=done, total=total or None)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _start(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=30),
+            DownloadColumn(binary_units=True),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._bar.add_task(self._label, total=None)
+        self._bar.start()

@@ -1,0 +1,169 @@
+"""What `chat` and `complete` share: from a model's name to a loaded service, from messages to an answer.
+
+find_model -> open_model -> chat_request | raw_request -> ask -> iterate over the Answer
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pagedrun import hub
+from pagedrun.cli import console
+from pagedrun.errors import EngineError, ModelError, ModelNotFoundError
+from pagedrun.request import Finished, FinishReason, GenerationRequest, Grammar
+
+if TYPE_CHECKING:
+    from pagedrun.chat import ChatOptions, Message, RenderedChat, ReplyParser
+    from pagedrun.cli.options import EngineOptions, TemplateOptions
+    from pagedrun.sampling import SamplingParams
+    from pagedrun.service import Service, Stream
+
+
+def find_model(name: str | None) -> hub.LocatedModel:
+    """The file behind what the user typed; None is the model used last, else the embedded default.
+
+    Fetches the embedded default when it is what was asked for and the launcher (PAGEDRUN_AUTO_SETUP=1) asked
+    for whatever is missing. Raises ModelNotFoundError, and ModelError for a model that does not generate text.
+    """
+    try:
+        located = hub.locate(name)
+    except ModelNotFoundError:
+        if os.environ.get("PAGEDRUN_AUTO_SETUP") != "1" or not hub.is_default(name):
+            raise
+        with console.ByteProgress("fetching the default model") as progress:
+            hub.fetch_default_model(progress)
+        located = hub.locate(name)
+    if located.spec is not None and located.spec.task != "generate":
+        raise ModelError(f"{located.name} is for {located.spec.task}: it does not generate text")
+    return located
+
+
+@contextmanager
+def open_model(located: hub.LocatedModel, engine: EngineOptions, template: TemplateOptions) -> Iterator[Service]:
+    """Load a model for the duration of a `with` block, with progress on stderr.
+
+    Raises RuntimeLibraryError, ModelError, UsageError (settings) and TemplateError (--chat-template).
+    """
+    from pagedrun.runtime import store
+
+    config = engine.settings()
+    template_text = template.template_text()
+    store.ensure_runtime()
+    if notice := store.cpu_only_notice():
+        console.note(notice)
+    # Only now: it needs the runtime and takes most of the start.
+    from pagedrun.load import load_service
+
+    with console.ByteProgress(f"loading {located.name}") as progress:
+        service = load_service(
+            located.path,
+            config,
+            sampling_defaults=located.spec.sampling_for(think=template.think) if located.spec else {},
+            chat_template=template_text,
+            on_progress=progress,
+            verbose=console.verbose,
+        )
+    with service:
+        hub.remember(located)
+        yield service
+
+
+def chat_request(
+    service: Service, messages: Sequence[Message], options: ChatOptions, sampling: SamplingParams
+) -> tuple[GenerationRequest, RenderedChat]:
+    """Messages through the model's chat template, as a request, and what the template made of them.
+
+    `max_tokens` and further stops are the caller's to add (`limited`). Raises TemplateError, GrammarError.
+    """
+    rendered = service.templates.render(messages, options)
+    # add_special: where the vocabulary wants a BOS the template's own was taken out of the prompt.
+    tokens = service.vocab.tokenize(rendered.prompt, add_special=True, parse_special=True)
+    request = GenerationRequest(
+        prompt=tuple(tokens),
+        sampling=sampling,
+        stop=tuple(rendered.stop),
+        grammar=rendered.grammar,
+        reasoning=rendered.reasoning,
+        preserved_tokens=tuple(rendered.preserved_tokens),
+    )
+    return request, rendered
+
+
+def raw_request(
+    service: Service, text: str, sampling: SamplingParams, *, grammar: Grammar | None = None
+) -> GenerationRequest:
+    """`text` exactly as it is, as a request: no template; special tokens in it count, as in llama.cpp's tools."""
+    tokens = service.vocab.tokenize(text, add_special=True, parse_special=True)
+    return GenerationRequest(prompt=tuple(tokens), sampling=sampling, grammar=grammar)
+
+
+def limited(request: GenerationRequest, *, max_tokens: int | None, stop: Sequence[str] = ()) -> GenerationRequest:
+    """The request with the user's limits added to the template's."""
+    return replace(request, max_tokens=max_tokens, stop=(*request.stop, *stop))
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerDelta:
+    """Some more of an answer: of its thinking, or of what it says."""
+
+    reasoning: str = ""
+    content: str = ""
+
+
+class Answer:
+    """One answer as it comes: iterate for deltas; afterwards `finished`, `content` and `reasoning` are complete.
+
+    Iterating raises the PagedrunError that ended the answer, if one did; what came until then is kept.
+    """
+
+    def __init__(self, stream: Stream, parser: ReplyParser | None) -> None:
+        self._stream = stream
+        self._parser = parser
+        self.content = ""
+        self.reasoning = ""
+        self.finished: Finished | None = None
+
+    def __iter__(self) -> Iterator[AnswerDelta]:
+        for event in self._stream:
+            if isinstance(event, Finished):
+                self.finished = event
+            elif delta := self._add(event.text):
+                yield delta
+        if delta := self._rest():
+            yield delta
+        if self.finished is None:
+            raise EngineError("the engine stopped in the middle of the answer")
+        if self.finished.reason is FinishReason.ERROR:
+            raise self.finished.error or EngineError("the answer could not be generated")
+
+    def cancel(self) -> None:
+        """Stop generating. Go on iterating: `finished` arrives within one engine step."""
+        self._stream.cancel()
+
+    def _add(self, text: str) -> AnswerDelta | None:
+        if self._parser is None:
+            return self._took("", text)
+        delta = self._parser.feed(text)
+        return self._took(delta.reasoning, delta.content)
+
+    def _rest(self) -> AnswerDelta | None:
+        """What the parser held back because it might have been the beginning of a tag."""
+        if self._parser is None:
+            return None
+        message = self._parser.finish()
+        return self._took(message.reasoning[len(self.reasoning) :], message.content[len(self.content) :])
+
+    def _took(self, reasoning: str, content: str) -> AnswerDelta | None:
+        self.reasoning += reasoning
+        self.content += content
+        return AnswerDelta(reasoning, content) if reasoning or content else None
+
+
+def ask(service: Service, request: GenerationRequest, rendered: RenderedChat | None = None) -> Answer:
+    """Start generating. `rendered` is needed to tell thinking from the answer. Raises RequestError."""
+    parser = service.templates.reply_parser(rendered) if rendered is not None else None
+    return Answer(service.submit(request), parser)

@@ -1,0 +1,196 @@
+"""The `pagedrun` command: finds the subcommand, and turns every way of ending into an exit code.
+
+    0 done    1 error    2 wrong usage    3 cut off (complete)    130 interrupted
+
+Subcommands are imported when they are called, so that `pagedrun --help` starts fast.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from pagedrun import __version__
+from pagedrun.cli import console
+from pagedrun.errors import PagedrunError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+INTERRUPTED = 130
+
+# name -> (module, function, line in `pagedrun --help`)
+_COMMANDS = {
+    "chat": ("pagedrun.cli.chat", "chat", "Talk with a model in the terminal."),
+    "complete": ("pagedrun.cli.complete", "complete", "Answer one prompt, for pipes and scripts."),
+    "setup": ("pagedrun.cli.setup", "setup", "Build or install the native runtime."),
+    "doctor": ("pagedrun.cli.doctor", "doctor", "Show what was found on this machine, and what is missing."),
+}
+
+
+class Command(TyperCommand):
+    """A command whose help shows its options under their panels' names, in plain text."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the parameters, grouped (typer itself draws panels only with rich, which is slow to import)."""
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                plain = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                panel = getattr(parameter, "rich_help_panel", None) or plain
+                groups.setdefault(panel, []).append(record)
+        for title, records in groups.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+class LazyGroup(TyperGroup):
+    """The top-level command, which imports a subcommand's module only when it is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names, in the order of the help."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import and wrap one subcommand; None when there is none of that name."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module, function, _ = _COMMANDS[cmd_name]
+        alone = _typer()
+        alone.command(name=cmd_name, cls=Command)(getattr(importlib.import_module(module), function))
+        return typer.main.get_command(alone)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, _, line) in _COMMANDS.items()])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command of that name; suggests close ones for a typo."""
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            import difflib
+
+            close = difflib.get_close_matches(args[0], _COMMANDS)
+            ctx.fail(f"there is no command {args[0]!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run; Ctrl-C becomes its exit code here, before typer makes something else of it."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def _typer(**more: Any) -> typer.Typer:
+    return typer.Typer(
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+        **{"add_completion": False, **more},
+    )
+
+
+app = _typer(cls=LazyGroup, add_completion=True)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(f"pagedrun {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and leave.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Run large language models on this machine."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help(), err=True)
+        raise typer.Exit(2)
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and leave the process with its exit code."""
+    sys.exit(run(args))
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code. `args` without the program's name; None: the process's own."""
+    try:
+        code = typer.main.get_command(app).main(args=args, prog_name="pagedrun", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except PagedrunError as e:
+        console.show_error(e)
+        return e.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        return _reader_left()
+    except Exception as e:
+        if hasattr(e, "format_message"):
+            return _wrong_usage(e)
+        return _unexpected(e)
+
+
+def _reader_left() -> int:
+    """Whoever read stdout has enough (`| head -1`): a quiet and good end."""
+    # Python flushes stdout once more on the way out: give it somewhere to go.
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+    return 0
+
+
+def _wrong_usage(error: Any) -> int:
+    """What typer found wrong with the command line. Its exception classes have moved between versions."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "pagedrun"
+    message = error.format_message().rstrip(".")
+    console.show_problem(message[:1].lower() + message[1:], f"see: {command} --help")
+    return int(error.exit_code)
+
+
+def _unexpected(error: Exception) -> int:
+    """A defect of ours: one line, and the traceback in a file (on the terminal with -v)."""
+    import traceback
+
+    text = "".join(traceback.format_exception(error))
+    if console.verbose:
+        sys.stderr.write(text)
+    line = str(error).strip().split("\n")[0]
+    where = _log_traceback(text)
+    console.show_problem(
+        f"this should not have happened: {type(error).__name__}" + (f": {line}" if line else ""),
+        f"the details are in {where}; please report them" if where else "run again with -v for the details",
+    )
+    return 1
+
+
+def _log_traceback(text: str) -> str | None:
+    """Append to the log in the state folder; returns its path, None when it cannot be written."""
+    import datetime
+
+    from pagedrun.paths import state_dir
+
+    path = state_dir() / "errors.log"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as log:
+            # The names of the options only: what was asked may be private.
+            options = " ".join(a.split("=")[0] for a in sys.argv[1:] if a.startswith("-"))
+            log.write(f"{now} pagedrun {__version__} {options}\n{text}\n")
+    except OSError:
+        return None
+    return str(path)

@@ -1,0 +1,218 @@
+"""Options that commands share, declared once, in groups.
+
+A group is a dataclass whose fields are typer options. A command takes whole groups:
+
+    @with_options
+    def chat(model: ModelName = None, *, sampling: SamplingOptions, engine: EngineOptions) -> None: ...
+
+and `with_options` shows typer one option per field.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+from pagedrun.cli import console
+from pagedrun.config import KV_TYPES, EngineConfig, load_config
+from pagedrun.errors import ParameterError, UsageError
+from pagedrun.sampling import SamplingParams
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MODEL_HELP = "Name in the registry, path of a GGUF file, or hf:owner/repo[:quant]. Without it: the one used last."
+
+ModelArgument = Annotated[str | None, typer.Argument(metavar="[MODEL]", help=MODEL_HELP, show_default=False)]
+ModelOption = Annotated[str | None, typer.Option("-m", "--model", metavar="MODEL", help=MODEL_HELP)]
+
+
+def _option(flags: str, help_text: str, *, panel: str | None = None, metavar: str | None = None, **more: Any) -> Any:
+    """A typer option without a shown default: None means "not given", and the help says what follows from it."""
+    return typer.Option(
+        *flags.split(), help=help_text, rich_help_panel=panel, metavar=metavar, show_default=False, **more
+    )
+
+
+def _sampling(flags: str, help_text: str, metavar: str = "NUMBER") -> Any:
+    return _option(flags, help_text, panel="Sampling", metavar=metavar)
+
+
+def _engine(flags: str, help_text: str, metavar: str | None = "NUMBER", **more: Any) -> Any:
+    return _option(flags, help_text, panel="Engine", metavar=metavar, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How tokens are chosen; what is not given comes from the registry, the model file, or llama.cpp's defaults."""
+
+    temp: Annotated[float | None, _sampling("--temp --temperature", "Randomness; 0 always takes the likeliest.")] = None
+    top_k: Annotated[int | None, _sampling("--top-k", "Only the K likeliest tokens; 0: all.")] = None
+    top_p: Annotated[float | None, _sampling("--top-p", "The likeliest tokens that together have this share.")] = None
+    min_p: Annotated[float | None, _sampling("--min-p", "Drop tokens below this share of the likeliest one's.")] = None
+    typical: Annotated[float | None, _sampling("--typical", "Locally typical sampling; 1: off.")] = None
+    repeat_penalty: Annotated[float | None, _sampling("--repeat-penalty", "Divide what was said before; 1: off.")] = (
+        None
+    )
+    repeat_last_n: Annotated[
+        int | None, _sampling("--repeat-last-n", "How far the penalties look back, in tokens; -1: the whole context.")
+    ] = None
+    presence_penalty: Annotated[
+        float | None, _sampling("--presence-penalty", "Lower what was said at all; 0: off.")
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, _sampling("--frequency-penalty", "Lower what was said, each time more; 0: off.")
+    ] = None
+    dry_multiplier: Annotated[
+        float | None, _sampling("--dry-multiplier", "DRY: penalty for repeating a sequence; 0: off.")
+    ] = None
+    dry_base: Annotated[float | None, _sampling("--dry-base", "DRY: growth per repeated token.")] = None
+    dry_allowed_length: Annotated[
+        int | None, _sampling("--dry-allowed-length", "DRY: repeats up to this many tokens are free.")
+    ] = None
+    dry_penalty_last_n: Annotated[
+        int | None, _sampling("--dry-penalty-last-n", "DRY: how far it looks back, in tokens; -1: the whole context.")
+    ] = None
+    dry_sequence_breaker: Annotated[
+        list[str] | None,
+        _sampling("--dry-sequence-breaker", "DRY: text that ends a sequence; may be repeated.", "TEXT"),
+    ] = None
+    xtc_probability: Annotated[
+        float | None, _sampling("--xtc-probability", "XTC: how often the likeliest tokens are removed; 0: off.")
+    ] = None
+    xtc_threshold: Annotated[float | None, _sampling("--xtc-threshold", "XTC: share above which it removes.")] = None
+    mirostat: Annotated[int | None, _sampling("--mirostat", "Mirostat version, 1 or 2; 0: off.")] = None
+    mirostat_tau: Annotated[float | None, _sampling("--mirostat-tau", "Mirostat: target entropy.")] = None
+    mirostat_eta: Annotated[float | None, _sampling("--mirostat-eta", "Mirostat: learning rate.")] = None
+    seed: Annotated[int | None, _sampling("--seed", "Same seed, same prompt, same answer.")] = None
+    logit_bias: Annotated[
+        list[str] | None,
+        _sampling("--logit-bias", "Add BIAS to a token's logit (-inf bans it); may be repeated.", "TOKEN_ID=BIAS"),
+    ] = None
+    ignore_eos: Annotated[
+        bool, _option("--ignore-eos", "Never let the model end the answer itself.", panel="Sampling")
+    ] = False
+
+    def params(self) -> SamplingParams:
+        """The settings as the engine takes them. Raises UsageError when one is out of range."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values["temperature"] = values.pop("temp")
+        values["typical_p"] = values.pop("typical")
+        breakers = values.pop("dry_sequence_breaker")
+        try:
+            return SamplingParams(
+                **values
+                | {
+                    "dry_sequence_breakers": tuple(breakers) if breakers else None,
+                    "logit_bias": tuple(_bias(text) for text in self.logit_bias or ()),
+                }
+            )
+        except ParameterError as e:
+            raise UsageError(e.message, hint=e.hint) from e
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How the model is loaded; flags go before PAGEDRUN_* variables, and these before the config file."""
+
+    max_seq_len: Annotated[
+        int | None, _engine("-c --max-seq-len", "Context size in tokens; 0: what the model and memory allow.")
+    ] = None
+    threads: Annotated[int | None, _engine("-t --threads", "CPU threads; 0: one per physical core.")] = None
+    gpu_layers: Annotated[int | None, _engine("--gpu-layers", "Layers on the GPU; 0: none, -1: as many as fit.")] = None
+    kv_type: Annotated[
+        str | None, _engine("--kv-type", f"Number format of the KV cache: {', '.join(KV_TYPES)}.", "TYPE")
+    ] = None
+    config: Annotated[Path | None, _engine("--config", "Settings file to use in place of the usual one.", "FILE")] = (
+        None
+    )
+    verbose: Annotated[
+        bool,
+        _engine("-v --verbose", "Show llama.cpp's log, and tracebacks.", None, callback=console.set_verbose),
+    ] = False
+
+    def settings(self) -> EngineConfig:
+        """The engine settings in force. Raises UsageError."""
+        flags = {name: getattr(self, name) for name in ("max_seq_len", "threads", "gpu_layers", "kv_type")}
+        return load_config(flags, file=self.config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplateOptions:
+    """How messages become a prompt."""
+
+    system: Annotated[str | None, _option("-s --system", "System prompt.", metavar="TEXT")] = None
+    think: Annotated[
+        bool | None, _option("--think/--no-think", "Let the model think first, or not; else as the model is used to.")
+    ] = None
+    chat_template: Annotated[
+        Path | None, _option("--chat-template", "Jinja file to use in place of the model's own.", metavar="FILE")
+    ] = None
+
+    def template_text(self) -> str | None:
+        """The --chat-template file's text. Raises UsageError when it cannot be read."""
+        return None if self.chat_template is None else read_option_file(self.chat_template, "--chat-template")
+
+
+def read_option_file(path: Path, option: str) -> str:
+    """The text of a file named by an option. Raises UsageError that names both."""
+    try:
+        return path.expanduser().read_text(encoding="utf-8")
+    except OSError as e:
+        raise UsageError(f"{option}: cannot read {path}: {e.strerror or e}") from e
+    except UnicodeDecodeError as e:
+        raise UsageError(f"{option}: {path} is not UTF-8 text (byte {e.start:,})") from e
+
+
+def with_options(command: F) -> F:
+    """Turn each parameter of `command` that is an option group into one option per field of the group."""
+    hints = get_type_hints(command, include_extras=True)
+    own = inspect.signature(command).parameters
+    groups = {name: hints[name] for name in own if is_dataclass(hints[name])}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in own.items():
+        if name in groups:
+            parameters += _parameters(groups[name])
+        else:
+            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @functools.wraps(command)
+    def flat(**values: Any) -> Any:
+        built = {
+            name: group(**{f.name: values.pop(f.name) for f in fields(group) if f.name in values})
+            for name, group in groups.items()
+        }
+        return command(**values, **built)
+
+    # Arguments keep their order: typer takes it from the signature. Both attributes, as typer versions differ.
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    flat.__annotations__ = {p.name: p.annotation for p in parameters}
+    return flat  # type: ignore[return-value]
+
+
+def _parameters(group: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=_default(f), annotation=hints[f.name])
+        for f in fields(group)
+    ]
+
+
+def _default(field: Field[Any]) -> Any:
+    return inspect.Parameter.empty if field.default is MISSING else field.default
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, equals, bias = text.partition("=")
+    try:
+        if not equals or math.isnan(float(bias)):
+            raise ValueError(text)
+        return int(token), float(bias)
+    except ValueError as e:
+        raise UsageError(f"--logit-bias {text!r} is not TOKEN_ID=BIAS", hint="for example --logit-bias 11=-inf") from e

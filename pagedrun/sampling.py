@@ -121,7 +121,9 @@ class SamplingParams:
         known = {f.name for f in fields(self)}
         for name in values:
             if name not in known:
-                raise ParameterError(f"there is no sampling setting {name!r}", hint=f"known: {', '.join(sorted(known))}")
+                raise ParameterError(
+                    f"there is no sampling setting {name!r}", hint=f"known: {', '.join(sorted(known))}"
+                )
         return replace(self, **{k: v for k, v in values.items() if v is not None})
 
 

@@ -1,6 +1,6 @@
 """A loaded model that answers requests from any thread.
 
-    service.submit(request) -> Stream    iterate over it for TextDelta ... Finished; `cancel()` from anywhere
+service.submit(request) -> Stream    iterate over it for TextDelta ... Finished; `cancel()` from anywhere
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ import itertools
 import queue
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pagedrun.chat import ChatTemplates
 from pagedrun.engine import Cancel, Engine, EngineStats, Shutdown, Submit, start
 from pagedrun.errors import ContextLengthError, EngineError, ParameterError, RequestError
 from pagedrun.model import ModelInfo
@@ -19,6 +18,9 @@ from pagedrun.request import Event, Finished, GenerationRequest, RequestId
 from pagedrun.sampling import LLAMA_DEFAULTS
 from pagedrun.scheduler import Sequence
 from pagedrun.step import RunnerLimits, Vocab
+
+if TYPE_CHECKING:
+    from pagedrun.chat import ChatTemplates
 
 MAX_LOGPROBS = 20  # alternatives per token, as in the OpenAI API
 

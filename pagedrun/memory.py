@@ -1,0 +1,86 @@
+"""Does a model and its context fit the memory that is free? Arithmetic over sizes in bytes.
+
+This is the coarse check before and after loading: weights and KV cache against free RAM plus free VRAM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagedrun.errors import NotEnoughMemoryError
+from pagedrun.units import size
+
+#: Bytes per element of the KV formats: block bytes / block elements (ggml-common.h).
+BYTES_PER_ELEMENT = {
+    "f32": 4.0,
+    "f16": 2.0,
+    "bf16": 2.0,
+    "q8_0": 34 / 32,
+    "q5_1": 24 / 32,
+    "q5_0": 22 / 32,
+    "q4_1": 20 / 32,
+    "q4_0": 18 / 32,
+    "iq4_nl": 18 / 32,
+}
+
+#: What a load needs beside weights and KV: compute buffers, tables, Python. Measured 0.2 GB with SmolLM2.
+OVERHEAD_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FreeMemory:
+    """Free bytes of RAM and of all GPUs."""
+
+    ram: int
+    vram: int = 0
+
+    @property
+    def total(self) -> int:
+        """Both together."""
+        return self.ram + self.vram
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """What one token costs in the KV cache: attention layers, and elements of K plus V in each."""
+
+    layers: int
+    elements: int
+
+    def bytes_per_token(self, kv_type: str) -> float:
+        """Bytes of KV cache one token takes."""
+        return self.layers * self.elements * BYTES_PER_ELEMENT[kv_type]
+
+
+def check_weights(name: str, weights: int, free: FreeMemory) -> None:
+    """Raises NotEnoughMemoryError when the weights alone do not fit."""
+    if weights + OVERHEAD_BYTES > free.total:
+        raise NotEnoughMemoryError(
+            f"{name} needs {size(weights + OVERHEAD_BYTES)} and {size(free.total)} are free{_split(free)}",
+            hint="close other programs, or use a smaller model or quantisation",
+        )
+
+
+def check_context(weights: int, kv: int, free: FreeMemory) -> None:
+    """Raises NotEnoughMemoryError when weights and KV cache together do not fit."""
+    if weights + kv + OVERHEAD_BYTES > free.total:
+        raise NotEnoughMemoryError(
+            f"the context needs {size(kv)} beside {size(weights)} of weights, "
+            f"and {size(free.total)} are free{_split(free)}",
+            hint="lower --max-seq-len or --max-num-seqs, or use --kv-type q8_0",
+        )
+
+
+def default_seq_len(n_ctx_train: int, kv_token_bytes: float, num_seqs: int, free_after_weights: int) -> int:
+    """Tokens per conversation when none are asked for: the model's own length, in at most half of what is free.
+
+    Halved until it fits, but not below 2,048 (or the model's length, if that is less).
+    """
+    length = n_ctx_train
+    while length > 2048 and length * kv_token_bytes * num_seqs > free_after_weights / 2:
+        length //= 2
+    return length
+
+
+def _split(free: FreeMemory) -> str:
+    return f" ({size(free.ram)} RAM, {size(free.vram)} VRAM)" if free.vram else ""

@@ -1,0 +1,105 @@
+"""Loads the native runtime once per process, checks that it belongs to these sources, and catches its log."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+import types
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pagedrun.errors import RuntimeLibraryError
+from pagedrun.runtime.sources import build_id
+from pagedrun.runtime.store import find_runtime
+
+_LOG_LINES = 400  # enough for everything a failing load prints
+
+
+@dataclass(frozen=True)
+class Library:
+    """The loaded runtime: llama-cpp-python's low-level module, libllama-common, and the log."""
+
+    llama: Any
+    common: ctypes.CDLL
+    log: LogBuffer
+
+
+class LogBuffer:
+    """llama.cpp's log: the last lines are kept for error messages, and shown on stderr when `verbose`."""
+
+    def __init__(self) -> None:
+        self.verbose = False
+        self._lines: deque[str] = deque(maxlen=_LOG_LINES)
+
+    def write(self, level: int, text: bytes | None, _user_data: object) -> None:
+        """llama.cpp's log callback; called from any thread, must not raise."""
+        line = (text or b"").decode("utf-8", "replace")
+        self._lines.append(line)
+        if self.verbose:
+            sys.stderr.write(line)
+
+    def clear(self) -> None:
+        """Forget the lines so far."""
+        self._lines.clear()
+
+    def text(self) -> str:
+        """The lines kept."""
+        return "".join(self._lines)
+
+
+@functools.cache
+def load() -> Library:
+    """The runtime that `pagedrun setup` built.
+
+    Raises RuntimeLibraryError when there is none, when it cannot be loaded, or when it was built from other
+    patches than these sources ship.
+    """
+    runtime = find_runtime()
+    os.environ["LLAMA_CPP_LIB_PATH"] = str(runtime.lib)
+    try:
+        # libllama-common depends on all the others, which its RPATH finds beside it.
+        common = ctypes.CDLL(str(runtime.lib / "libllama-common.so"))
+        llama = _bindings(runtime.python)
+    except (OSError, RuntimeError, ImportError) as e:
+        raise RuntimeLibraryError(f"the runtime library cannot be loaded: {e}", hint="run: pagedrun doctor") from e
+    _check_build(llama._lib)
+    log = LogBuffer()
+    callback = llama.llama_log_callback(log.write)
+    llama.llama_log_set(callback, None)
+    log.callback = callback  # type: ignore[attr-defined]  # keeps the C function pointer alive
+    llama.llama_backend_init()
+    return Library(llama, common, log)
+
+
+def _bindings(folder: Path) -> Any:
+    """The module `llama_cpp.llama_cpp`, without running the package's `__init__`.
+
+    That would import the high-level Llama class and what it needs: 0.6 s and two packages that pagedrun has no
+    use for.
+    """
+    package = types.ModuleType("llama_cpp")
+    package.__path__ = [str(folder / "llama_cpp")]
+    sys.modules.setdefault("llama_cpp", package)
+    import llama_cpp.llama_cpp as bindings
+
+    return bindings
+
+
+def _check_build(lib: ctypes.CDLL) -> None:
+    try:
+        function = lib.pagedrun_build_id
+    except AttributeError:
+        raise RuntimeLibraryError(
+            "the llama.cpp library is a stock build, without pagedrun's patches", hint="run: pagedrun setup"
+        ) from None
+    function.restype = ctypes.c_char_p
+    found = function().decode()
+    if found != build_id():
+        raise RuntimeLibraryError(
+            f"the runtime was built from other patches ({found}) than this version ships ({build_id()})",
+            hint="run: pagedrun setup",
+        )

@@ -1,0 +1,99 @@
+"""llama.cpp's parameters for a model on this machine: what goes on the GPU, how long the context is.
+
+On a GPU llama.cpp's own fitting (common/fit.h) decides: as many layers as free VRAM holds, routed experts moved to
+the CPU first. On the CPU there is nothing to place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pagedrun.config import EngineConfig
+from pagedrun.memory import FreeMemory, KvShape
+from pagedrun.native.context import GGML_TYPES
+from pagedrun.native.door import Door
+from pagedrun.native.model import NativeModel
+
+_FLASH_ATTENTION_ON = 1  # llama_flash_attn_type; the default is -1, automatic
+_VRAM_MARGIN = 512 << 20  # left free on each GPU for the desktop and the driver
+_MIN_CONTEXT = 8192  # fitting shortens an unasked-for context down to this before it takes layers off the GPU
+_BATCH_CPU, _BATCH_GPU = 512, 2048  # experts in RAM are copied to the GPU once per batch, so a large one pays
+
+
+class Placement:
+    """Model and context parameters. Keep it alive until the model is loaded: llama.cpp reads its arrays then."""
+
+    def __init__(self, llama: Any, door: Door, path: Path, config: EngineConfig) -> None:
+        self._llama = llama
+        self.model_params = llama.llama_model_default_params()
+        self.context_params = llama.llama_context_default_params()
+        self.on_gpu = config.gpu_layers != 0 and bool(llama.llama_supports_gpu_offload())
+        self._fill_context(config)
+        self._fit = None
+        if not self.on_gpu:
+            self.model_params.n_gpu_layers = 0
+        elif config.gpu_layers > 0:
+            self.model_params.n_gpu_layers = config.gpu_layers
+        else:
+            self._fit = door.fit(
+                path,
+                ctypes.addressof(self.model_params),
+                ctypes.addressof(self.context_params),
+                margin=_VRAM_MARGIN,
+                n_ctx_min=_MIN_CONTEXT * config.max_num_seqs,
+            )
+
+    def set_seq_len(self, seq_len: int, num_seqs: int) -> None:
+        """The context: tokens per conversation, and conversations."""
+        self.context_params.n_ctx = seq_len * num_seqs
+        self.context_params.n_seq_max = num_seqs
+
+    @property
+    def fitted_seq_len(self) -> int:
+        """Tokens per conversation that fitting chose, or 0 when it left the model's own length."""
+        return int(self.context_params.n_ctx // self.context_params.n_seq_max)
+
+    def _fill_context(self, config: EngineConfig) -> None:
+        params = self.context_params
+        batch = config.max_batch_tokens or (_BATCH_GPU if self.on_gpu else _BATCH_CPU)
+        self.set_seq_len(config.max_seq_len, config.max_num_seqs)
+        params.n_batch = params.n_ubatch = batch
+        params.n_threads = params.n_threads_batch = config.threads or physical_cores()
+        params.type_k = params.type_v = GGML_TYPES[config.kv_type]
+        if config.kv_type not in ("f16", "bf16", "f32"):
+            params.flash_attn_type = _FLASH_ATTENTION_ON  # a quantised V cache needs it
+        params.no_perf = True
+        params.swa_full = False
+
+
+def kv_shape(model: NativeModel) -> KvShape:
+    """What a token costs in this model's KV cache, from its metadata (an upper bound with sliding windows)."""
+    arch = model.meta("general.architecture")
+
+    def number(key: str, default: int) -> int:
+        text = model.meta(f"{arch}.{key}")
+        return int(text) if text and text.isdigit() else default
+
+    layers = number("block_count", 0)
+    interval = number("full_attention_interval", 1)
+    heads = number("attention.head_count", 1)
+    head_dim = number("embedding_length", 0) // max(heads, 1)
+    kv_heads = number("attention.head_count_kv", heads)
+    elements = kv_heads * (number("attention.key_length", head_dim) + number("attention.value_length", head_dim))
+    return KvShape(layers // max(interval, 1), elements)
+
+
+def physical_cores() -> int:
+    """CPU cores without hyper-threads, of those this process may use."""
+    usable = len(os.sched_getaffinity(0))
+    return min(psutil.cpu_count(logical=False) or usable, usable)
+
+
+def free_memory(vram: int) -> FreeMemory:
+    """Free RAM now (page cache counts as free: it gives way), beside `vram` bytes of GPU memory."""
+    return FreeMemory(psutil.virtual_memory().available, vram)

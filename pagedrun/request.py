@@ -62,6 +62,7 @@ class Reasoning:
     start_tag: str
     end_tags: tuple[str, ...]
     budget_tokens: int | None = None  # None: unlimited
+    generation_prompt: str = ""  # what the template already wrote of the answer: it may have opened the thinking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ LLAMA_DEFAULTS: dict[str, Any] = {
     "dry_multiplier": 0.0,
     "dry_base": 1.75,
     "dry_allowed_length": 2,
-    "dry_penalty_last_n": -1,
+    "dry_penalty_last_n": 64,
     "xtc_probability": 0.0,
     "xtc_threshold": 0.1,
     "mirostat": 0,
@@ -36,27 +36,30 @@ LLAMA_DEFAULTS: dict[str, Any] = {
     "mirostat_eta": 0.1,
 }
 
+# Tokens a penalty may look back: llama.cpp allocates as many. It has no -1 for "the whole context" any more.
+_WINDOW = 2**20
+
 # name -> (lowest, highest, is an integer); None is "no bound". Temperature is open above because llama.cpp's is.
 _RANGES: dict[str, tuple[float | None, float | None, bool]] = {
     "temperature": (0.0, None, False),
-    "top_k": (0, None, True),
+    "top_k": (0, 2**31 - 1, True),
     "top_p": (0.0, 1.0, False),
     "min_p": (0.0, 1.0, False),
     "typical_p": (0.0, 1.0, False),
     "repeat_penalty": (1e-3, 1e3, False),
-    "repeat_last_n": (-1, None, True),
+    "repeat_last_n": (0, _WINDOW, True),
     "presence_penalty": (-1e3, 1e3, False),
     "frequency_penalty": (-1e3, 1e3, False),
     "dry_multiplier": (0.0, None, False),
     "dry_base": (0.0, None, False),
-    "dry_allowed_length": (0, None, True),
-    "dry_penalty_last_n": (-1, None, True),
+    "dry_allowed_length": (0, 2**31 - 1, True),
+    "dry_penalty_last_n": (0, _WINDOW, True),
     "xtc_probability": (0.0, 1.0, False),
     "xtc_threshold": (0.0, 1.0, False),
     "mirostat": (0, 2, True),
     "mirostat_tau": (0.0, None, False),
     "mirostat_eta": (0.0, None, False),
-    "seed": (0, 2**32 - 1, True),
+    "seed": (0, 2**32 - 2, True),  # llama.cpp reads 2**32 - 1 as "draw one"
 }
 
 
@@ -99,7 +102,7 @@ class SamplingParams:
             if value is not None:
                 _check(name, value, low, high, integer=integer)
         for token, bias in self.logit_bias:
-            if token < 0 or math.isnan(bias):
+            if token < 0 or math.isnan(bias) or bias == math.inf:
                 raise ParameterError(f"logit_bias {token}: {bias} is not a token id and a number")
 
     def with_defaults(self, *layers: Mapping[str, Any]) -> SamplingParams:

@@ -6,7 +6,6 @@ the CPU first. On the CPU there is nothing to place.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import psutil
 
 from pagedrun.config import EngineConfig
+from pagedrun.errors import NotEnoughMemoryError
 from pagedrun.memory import FreeMemory, KvShape
 from pagedrun.native.context import GGML_TYPES
 from pagedrun.native.door import Door
@@ -21,6 +21,7 @@ from pagedrun.native.model import NativeModel
 
 _FLASH_ATTENTION_ON = 1  # llama_flash_attn_type; the default is -1, automatic
 _VRAM_MARGIN = 512 << 20  # left free on each GPU for the desktop and the driver
+_DOES_NOT_FIT = 1  # common_params_fit_status
 _MIN_CONTEXT = 8192  # fitting shortens an unasked-for context down to this before it takes layers off the GPU
 _BATCH_CPU, _BATCH_GPU = 512, 2048  # experts in RAM are copied to the GPU once per batch, so a large one pays
 
@@ -41,12 +42,17 @@ class Placement:
             self.model_params.n_gpu_layers = config.gpu_layers
         else:
             self._fit = door.fit(
-                path,
-                ctypes.addressof(self.model_params),
-                ctypes.addressof(self.context_params),
+                str(path),
+                self.model_params,
+                self.context_params,
                 margin=_VRAM_MARGIN,
                 n_ctx_min=_MIN_CONTEXT * config.max_num_seqs,
             )
+            if self._fit.report["status"] == _DOES_NOT_FIT:
+                raise NotEnoughMemoryError(
+                    f"no placement of {path.name} fits the VRAM that is free",
+                    hint="lower --max-seq-len, use --kv-type q8_0, or --gpu-layers 0 for the CPU",
+                )
 
     def set_seq_len(self, seq_len: int, num_seqs: int) -> None:
         """The context: tokens per conversation, and conversations."""

@@ -1,0 +1,100 @@
+"""What every benchmark script shares: facts of the machine, medians, and a result written as JSON and as a table."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> dict[str, Any]:
+    """The facts that a figure means nothing without."""
+    cpuinfo = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":")[1].strip() for line in cpuinfo if line.startswith("model name")), "")
+    facts = {
+        "cpu": cpu,
+        "cores": psutil.cpu_count(logical=False),
+        "ram_gib": round(psutil.virtual_memory().total / 2**30),
+    }
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        facts["gpu"] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        facts["gpu"] = ""
+    return facts | {"kernel": platform.release(), "python": platform.python_version()}
+
+
+def alternate(rounds: int, **sides: Callable[[], float]) -> dict[str, list[float]]:
+    """Run the sides in turn, A B A B ..., so that a machine whose speed drifts treats them alike."""
+    figures: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name, side in sides.items():
+            figures[name].append(side())
+            print(f"  round {number + 1}/{rounds} {name}: {figures[name][-1]:.1f}", file=sys.stderr)
+    return figures
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Median of the ratios round by round."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def write(name: str, title: str, rows: list[dict[str, Any]], *, notes: Sequence[str] = (), **more: Any) -> None:
+    """Write `results/NAME.json` and `results/NAME.md`, and print the table."""
+    RESULTS.mkdir(exist_ok=True)
+    date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    command = shlex.join(["python", f"scripts/{Path(sys.argv[0]).name}", *(_neutral(a) for a in sys.argv[1:])])
+    facts = machine()
+    record = {
+        "title": title,
+        "date": date,
+        "command": command,
+        "machine": facts,
+        "rows": rows,
+        "notes": list(notes),
+        **more,
+    }
+    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    where = ", ".join(
+        str(v) for v in (facts["cpu"], f"{facts['cores']} cores", f"{facts['ram_gib']} GiB", facts["gpu"]) if v
+    )
+    lines = [f"# {title}", "", f"{date}; {where}; `{command}`", "", *table(rows), "", *(f"- {note}" for note in notes)]
+    text = "\n".join(lines).rstrip() + "\n"
+    (RESULTS / f"{name}.md").write_text(text)
+    print(text)
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Rows as a Markdown table."""
+    columns = list(rows[0])
+    return [
+        "| " + " | ".join(columns) + " |",
+        "|" + "---|" * len(columns),
+        *("| " + " | ".join(_cell(row[c]) for c in columns) + " |" for row in rows),
+    ]
+
+
+def _cell(value: Any) -> str:
+    return (
+        f"{value:.3g}"
+        if isinstance(value, float) and value < 10
+        else f"{value:,.0f}"
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
+def _neutral(argument: str) -> str:
+    """Paths of this machine do not belong into a result: only the file's name is kept."""
+    return Path(argument).name if "/" in argument else argument

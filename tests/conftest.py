@@ -1,0 +1,48 @@
+"""Fixtures over the real runtime. A test that needs it is skipped, with the reason, where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pagedrun.errors import PagedrunError
+
+if TYPE_CHECKING:
+    from pagedrun.native.library import Library
+    from pagedrun.service import Service
+
+
+@pytest.fixture(scope="session")
+def library() -> Library:
+    """The loaded runtime."""
+    from pagedrun.native.library import load
+
+    try:
+        return load()
+    except PagedrunError as e:
+        pytest.skip(f"no runtime: {e.message} ({e.hint})")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The embedded default model's file."""
+    from pagedrun import hub
+    from pagedrun.catalog import load_catalog
+
+    try:
+        return hub.locate(load_catalog().default).path
+    except PagedrunError as e:
+        pytest.skip(f"no default model: {e.message} ({e.hint})")
+
+
+@pytest.fixture(scope="session")
+def service(library: Library, smollm2: Path) -> Iterator[Service]:
+    """SmolLM2 with eight slots of 2,048 tokens."""
+    from pagedrun.config import EngineConfig
+    from pagedrun.load import load_service
+
+    with load_service(smollm2, EngineConfig(max_num_seqs=8, max_seq_len=2048, gpu_layers=0)) as service:
+        yield service

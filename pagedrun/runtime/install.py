@@ -1,0 +1,198 @@
+"""`pagedrun setup`: everything between a checkout and a runtime that loads, in order."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from pagedrun import __version__, machine
+from pagedrun.errors import BuildError, RuntimeLibraryError, SetupError
+from pagedrun.runtime import cuda, manifest, space, store, toolchain
+from pagedrun.runtime.bindings import get_bindings
+from pagedrun.runtime.build import LIBRARIES, TOOLS, Builder, Recipe, folder_size, needed_glibc
+from pagedrun.runtime.fetch import fetch, unpack
+from pagedrun.runtime.lock import exclusive
+from pagedrun.runtime.manifest import Manifest
+from pagedrun.runtime.report import Reporter, StderrReporter
+from pagedrun.runtime.sources import PINNED, shipped_patches
+from pagedrun.runtime.store import Runtime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `pagedrun setup` can be told.
+
+    cpu: no CUDA, whatever is there.       cuda_archs: compute capabilities ("86"); empty: the GPUs of this machine.
+    portable: for other machines too.      tools: also llama.cpp's own programs.
+    jobs: compilers at once; None: as many as processors and memory allow.
+    """
+
+    cpu: bool = False
+    cuda_archs: tuple[str, ...] = ()
+    portable: bool = False
+    tools: bool = False
+    jobs: int | None = None
+
+
+def setup_now() -> Runtime:
+    """Setup with defaults, progress on stderr, and the default model: what the launcher's first run does."""
+    with StderrReporter() as report:
+        report.note("First run: pagedrun builds its runtime now. This takes some minutes, once.")
+        runtime = install(Options(), report)
+        fetch_model(report)
+    return runtime
+
+
+def install(options: Options, report: Reporter) -> Runtime:
+    """Build the runtime for these sources unless it is there, make it current, and return it.
+
+    Raises PlatformError, SetupError and its subclasses.
+    """
+    machine.require_supported()
+    try:
+        compiler = toolchain.find_compiler()
+    except SetupError:
+        ready = _usable()  # brought from another machine, say
+        if ready is None or (options.tools and not ready.manifest.tools):
+            raise
+        return ready
+    chosen = cuda.choose(report, cpu_only=options.cpu, archs=options.cuda_archs)
+    recipe = Recipe(PINNED, shipped_patches(), compiler, chosen, options.portable)
+    with locked(report) as fd:
+        runtime = store.open_runtime(recipe.key)
+        if runtime is not None and not _loads(runtime):
+            report.warn("the runtime in the cache is damaged; building it again")
+            shutil.rmtree(runtime.root)
+            runtime = None
+        if runtime is None or (options.tools and not runtime.manifest.tools):
+            with space.watched(store.root().parent, "building the runtime"):
+                runtime = _build(recipe, runtime, options, report, fd)
+        store.set_current(runtime)
+    return runtime
+
+
+@contextmanager
+def locked(report: Reporter) -> Iterator[int]:
+    """Hold the cache's lock; says so when somebody else has it."""
+    with exclusive(
+        store.lock_file(), lambda: report.note("Another pagedrun setup is running; waiting for it to finish.")
+    ) as fd:
+        yield fd
+
+
+def fetch_model(report: Reporter) -> Path:
+    """The small default model, for a first run without any other. Raises what the hub raises."""
+    from pagedrun import hub
+
+    return hub.fetch_default_model(lambda done, total: report.progress("Fetching the default model", done, total))
+
+
+def clean(report: Reporter) -> int:
+    """Delete build trees, and runtimes that are current for nobody. Returns the bytes freed."""
+    with locked(report):
+        used = {pointer.read_text().strip() for pointer in store.root().glob("current-*")}
+        doomed = list(store.build_root().glob("*"))
+        doomed += [path for path in store.root().glob("*") if path.is_dir() and path.name not in used]
+        freed = sum(folder_size(path) for path in doomed)
+        for path in doomed:
+            shutil.rmtree(path, ignore_errors=True)
+    return freed
+
+
+def _build(recipe: Recipe, existing: Runtime | None, options: Options, report: Reporter, fd: int) -> Runtime:
+    folder = store.build_root() / recipe.key
+    folder.mkdir(parents=True, exist_ok=True)
+    builder = Builder(
+        recipe,
+        folder,
+        cmake=toolchain.get_cmake(report, fd),
+        ninja=toolchain.get_ninja(report, fd),
+        ccache=toolchain.find_ccache(),
+        jobs=options.jobs,
+        report=report,
+        fd=fd,
+    )
+    builder.require_space()
+    archive = fetch(recipe.source, report, fd)
+    bindings = get_bindings(archive, recipe.source, report, fd)
+    report.progress("Unpacking and patching llama.cpp", 0, None)
+    builder.configure(unpack(archive, recipe.source, recipe.patches, folder))
+    builder.compile(LIBRARIES, f"Building the runtime ({'CUDA and CPU' if recipe.cuda else 'CPU'})")
+    runtime = existing or _publish(builder, bindings, report)
+    if options.tools:
+        builder.compile(TOOLS, "Building llama.cpp's tools")
+        builder.install_tools(runtime.lib, runtime.bin)
+        runtime = Runtime(runtime.root, replace(runtime.manifest, tools=TOOLS))
+        manifest.save(runtime.manifest, runtime.root)
+    return runtime
+
+
+def _publish(builder: Builder, bindings: Path, report: Reporter) -> Runtime:
+    """Put the runtime together aside, check that it loads, and rename it into place."""
+    recipe = builder.recipe
+    aside = store.root() / f"{recipe.key}.new"
+    shutil.rmtree(aside, ignore_errors=True)
+    builder.install_libraries(aside / "lib")
+    shutil.copytree(bindings, aside / "python", symlinks=True)
+    made = Manifest(
+        key=recipe.key,
+        build_id=recipe.build_id,
+        base=f"{recipe.source.name} {recipe.source.version}",
+        patches=tuple(patch.name for patch in recipe.patches),
+        cuda_version=recipe.cuda.version_text if recipe.cuda else "",
+        cuda_archs=recipe.cuda.archs if recipe.cuda else (),
+        cpu_flags=recipe.cpu_flags,
+        compiler=recipe.compiler.version,
+        options=recipe.options,
+        glibc=needed_glibc(aside / "lib"),
+        built=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, by pagedrun {__version__}",
+    )
+    manifest.save(made, aside)
+    check_loads(Runtime(aside, made), report)
+    target = store.root() / recipe.key
+    shutil.rmtree(target, ignore_errors=True)  # without a manifest, or we would not be here
+    aside.rename(target)
+    return Runtime(target, made)
+
+
+def check_loads(runtime: Runtime, report: Reporter) -> None:
+    """Load the library in a child and compare its build id.
+
+    Raises BuildError. A CUDA library on a machine without a driver (built for another) is only worth a line.
+    """
+    try:
+        reported = store.reported_build_id(runtime)
+    except RuntimeLibraryError as e:
+        if runtime.manifest.on_gpu and "libcuda.so" in e.message:
+            report.note("This machine has no NVIDIA driver, so the CUDA runtime could not be tried here.")
+            return
+        raise BuildError(e.message, hint=e.hint) from e
+    if runtime.manifest.patches and reported != runtime.manifest.build_id:
+        raise BuildError(
+            f"the library says its build id is {reported or 'absent'}, not {runtime.manifest.build_id}",
+            hint="run pagedrun setup --clean, then pagedrun setup",
+        )
+
+
+def _loads(runtime: Runtime) -> bool:
+    class Quiet:
+        def note(self, text: str) -> None: ...
+        def warn(self, text: str) -> None: ...
+        def progress(self, label: str, done: float, total: float | None) -> None: ...
+
+    try:
+        check_loads(runtime, Quiet())
+    except BuildError:
+        return False
+    return True
+
+
+def _usable() -> Runtime | None:
+    try:
+        return store.find_runtime()
+    except RuntimeLibraryError:
+        return None

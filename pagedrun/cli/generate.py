@@ -52,8 +52,8 @@ def open_model(located: hub.LocatedModel, engine: EngineOptions, template: Templ
 
     config = engine.settings()
     template_text = template.template_text()
-    store.ensure_runtime()
-    if notice := store.cpu_only_notice():
+    runtime = store.ensure_runtime()
+    if notice := store.cpu_notice(runtime):
         console.note(notice)
     # Only now: it needs the runtime and takes most of the start.
     from pagedrun.load import load_service
@@ -70,6 +70,13 @@ def open_model(located: hub.LocatedModel, engine: EngineOptions, template: Templ
     with service:
         hub.remember(located)
         yield service
+
+
+def think_mode(located: hub.LocatedModel, template: TemplateOptions) -> bool | None:
+    """Whether the model is to think: as the user says, else as the registry does; None leaves it to the template."""
+    if template.think is None and located.spec is not None:
+        return located.spec.think
+    return template.think
 
 
 def chat_request(

@@ -66,7 +66,9 @@ def _install(options: Options, from_file: Path | None, *, with_model: bool) -> N
         if with_model:
             fetch_model(report)
         report.close()
-        report.note(f"Ready for {runtime.manifest.backend} after {duration(time.monotonic() - began)}: {runtime.root}")
+        took = time.monotonic() - began
+        after = f" after {duration(took)}" if took > 1 else ""
+        report.note(f"Ready for {runtime.manifest.backend}{after}: {runtime.root}")
 
 
 def _export(target: Path) -> None:

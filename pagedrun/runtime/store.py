@@ -172,7 +172,12 @@ def _pointer(wanted: str) -> Path:
     return root() / f"current-{wanted}"
 
 
+def anything_built() -> bool:
+    """Whether there is any runtime, whatever it was built from."""
+    return any(root().glob("*/" + manifests.FILE))
+
+
 def _why_absent() -> str:
-    if any(root().glob("*/" + manifests.FILE)):
+    if anything_built():
         return "the runtime on this machine was built from other patches than this version of pagedrun ships"
     return "the runtime has not been built on this machine yet"

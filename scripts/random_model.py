@@ -53,7 +53,7 @@ class Shape:
 
 TINY = Shape(
     layers=8, embd=64, experts=8, experts_used=2, expert_ff=64, heads=4, kv_heads=2, head_dim=64, key_heads=2,
-    value_heads=4, state=32, context=32_768,
+    value_heads=4, state=32, vocab=0, context=32_768,
 )  # fmt: skip
 
 

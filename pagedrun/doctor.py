@@ -12,7 +12,7 @@ from pagedrun import machine, paths
 from pagedrun.errors import ModelNotFoundError, PagedrunError, PlatformError, RuntimeLibraryError, SetupError
 from pagedrun.runtime import cuda, space, store, toolchain
 from pagedrun.runtime.process import output_of
-from pagedrun.runtime.sources import build_id
+from pagedrun.runtime.sources import build_id, shipped_patches
 from pagedrun.runtime.store import Runtime
 from pagedrun.units import size
 
@@ -44,6 +44,7 @@ def examine() -> Iterator[Check]:
     yield from _gpu_checks(runtime)
     yield _memory()
     yield from _disks()
+    yield Check("patches", "ok", f"{len(shipped_patches())} shipped, build id {build_id()}")
     yield build
     if runtime is not None:
         yield _library(runtime)
@@ -78,11 +79,11 @@ def _compiler(required: bool) -> Check:
 def _build_tools() -> Iterator[Check]:
     for name, find in (("cmake", toolchain.find_cmake), ("ninja", toolchain.find_ninja)):
         found = find()
-        version = (
-            (output_of([found, "--version"]) or "").splitlines()[0].removeprefix("cmake version ") if found else ""
-        )
-        # Not there is fine: setup fetches it.
-        yield Check(name, "ok", f"{version} ({found})" if found else "not installed; setup fetches its package")
+        if found is None:
+            yield Check(name, "ok", "not installed; setup fetches its package")
+            continue
+        printed = output_of([found, "--version"]) or "?"
+        yield Check(name, "ok", f"{printed.splitlines()[0].removeprefix('cmake version ')} ({found})")
     ccache = toolchain.find_ccache()
     yield Check("ccache", "ok", ccache or "not installed; it would make rebuilding quick")
 
@@ -99,9 +100,8 @@ def _gpu_checks(runtime: Runtime | None) -> Iterator[Check]:
     else:
         yield Check("NVIDIA driver", "ok", driver)
     for gpu in gpus:
-        detail = (
-            f"{gpu.name}, compute {gpu.arch[:-1]}.{gpu.arch[-1]}, {size(gpu.memory)} VRAM, {size(gpu.memory_free)} free"
-        )
+        vram = f"{size(gpu.vram)} VRAM, {size(gpu.vram_free)} free"
+        detail = f"{gpu.name}, compute {gpu.arch[:-1]}.{gpu.arch[-1]}, {vram}"
         if int(gpu.arch) < cuda.MIN_ARCH:
             yield Check(f"GPU {gpu.index}", "wrong", detail, "it is too old: compute 7.5 and newer are supported")
         else:
@@ -116,9 +116,8 @@ def _toolkit(runtime: Runtime | None) -> Check:
     except SetupError as e:
         if runtime is not None and runtime.manifest.on_gpu:  # built elsewhere
             return Check("CUDA toolkit", "ok", f"{e.message}; the runtime has CUDA already")
-        return Check(
-            "CUDA toolkit", "missing" if nvcc is None else "wrong", e.message, f"{e.hint}; then: pagedrun setup"
-        )
+        status: Status = "missing" if nvcc is None else "wrong"
+        return Check("CUDA toolkit", status, e.message, f"{e.hint}; then: pagedrun setup")
     return Check("CUDA toolkit", "ok", f"{version[0]}.{version[1]} with cuBLAS ({nvcc})")
 
 
@@ -137,9 +136,8 @@ def _disks() -> Iterator[Check]:
             parent = parent.parent
         detail = f"{size(space.free(folder))} free in {folder}"
         if not os.access(parent, os.W_OK | os.X_OK):
-            yield Check(
-                name, "wrong", f"{parent} cannot be written to", "change its owner, or set PAGEDRUN_CACHE", True
-            )
+            hint = "change its owner, or set PAGEDRUN_CACHE and PAGEDRUN_MODELS to other folders"
+            yield Check(name, "wrong", f"{parent} cannot be written to", hint)
         elif space.free(folder) < _LOW_DISK:
             yield Check(name, "wrong", detail, "free some space, or set PAGEDRUN_CACHE and PAGEDRUN_MODELS elsewhere")
         else:
@@ -171,15 +169,13 @@ def _library(runtime: Runtime) -> Check:
         return Check(
             "library", "wrong", f"says build id {found or 'none'}, not {wanted}", "run: pagedrun setup", required=True
         )
-    return Check("library", "ok", f"loads; build id {wanted}, {len(runtime.manifest.patches)} patches", required=True)
+    return Check("library", "ok", f"loads, and says build id {wanted}", required=True)
 
 
 def _bindings(runtime: Runtime) -> Check:
     if (runtime.python / "llama_cpp" / "llama_cpp.py").is_file():
         return Check("bindings", "ok", runtime.manifest.base, required=True)
-    return Check(
-        "bindings", "missing", f"not in {runtime.python}", "delete that folder's parent, then: pagedrun setup", True
-    )
+    return Check("bindings", "missing", f"not in {runtime.python}", "run: pagedrun setup", required=True)
 
 
 def _models() -> Iterator[Check]:

@@ -67,12 +67,12 @@ _INSTRUCTION_SETS = frozenset(
 
 @dataclass(frozen=True)
 class Gpu:
-    """One NVIDIA GPU. Memory in bytes; `arch` is the compute capability without its dot, such as "86"."""
+    """One NVIDIA GPU. Its memory in bytes; `arch` is the compute capability without its dot, such as "86"."""
 
     index: int
     name: str
-    memory: int
-    memory_free: int
+    vram: int
+    vram_free: int
     arch: str
 
 

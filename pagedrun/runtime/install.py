@@ -164,6 +164,8 @@ def check_loads(runtime: Runtime, report: Reporter) -> None:
 
     Raises BuildError. A CUDA library on a machine without a driver (built for another) is only worth a line.
     """
+    if not (runtime.python / "llama_cpp" / "llama_cpp.py").is_file():
+        raise BuildError(f"there are no bindings in {runtime.python}", hint="run: pagedrun setup")
     try:
         reported = store.reported_build_id(runtime)
     except RuntimeLibraryError as e:

@@ -37,6 +37,7 @@ _HINTS = {
 _ERROR_OUT = POINTER(c_void_p)
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "free": (None, (c_void_p,)),
+    "chat_facts": (c_void_p, (c_void_p,)),
     "chat_init": (c_void_p, (c_void_p, c_char_p, c_char_p, c_char_p, _ERROR_OUT)),
     "chat_info": (c_void_p, (c_void_p,)),
     "chat_apply": (c_void_p, (c_void_p, c_char_p)),
@@ -67,9 +68,7 @@ class Door:
             function.argtypes = arguments
             setattr(self.c, name, function)
 
-    def open_templates(
-        self, model: int | None, source: str | None = None, *, bos: str = "", eos: str = ""
-    ) -> TemplateHandle:
+    def open_templates(self, model: Any, source: str | None = None, *, bos: str = "", eos: str = "") -> TemplateHandle:
         """The chat template of a model (a llama_model pointer), or `source` in its place.
 
         Without a model, `bos` and `eos` are the texts of those tokens. Raises TemplateError, which carries the
@@ -79,11 +78,16 @@ class Door:
         handle = self.c.chat_init(model, _bytes(source), _bytes(bos), _bytes(eos), ctypes.byref(error))
         return TemplateHandle(self, self.made(handle, error))
 
+    def template_facts(self, model: Any) -> dict[str, Any]:
+        """`{source, bos, eos, add_bos}` of a model; the source is empty when it has no template."""
+        facts: dict[str, Any] = self.answer(self.c.chat_facts(model))
+        return facts
+
     def schema_to_grammar(self, schema: str) -> str:
         """A GBNF grammar for a JSON schema. Raises GrammarError."""
         return str(self.answer(self.c.schema_to_grammar(_bytes(schema)))["grammar"])
 
-    def sampler(self, model: int, params: Mapping[str, Any]) -> SamplerHandle:
+    def sampler(self, model: Any, params: Mapping[str, Any]) -> SamplerHandle:
         """A sampler over `params` (see patches/README.md). Raises GrammarError, ParameterError."""
         error = c_void_p()
         handle = self.c.sampler_init(model, _json(params), ctypes.byref(error))

@@ -22,7 +22,7 @@ class Sampler:
     setting is refused (a logit bias for a token that the vocabulary does not have).
     """
 
-    def __init__(self, door: Door, model: int, request: GenerationRequest, sampling: SamplingParams) -> None:
+    def __init__(self, door: Door, model: Any, request: GenerationRequest, sampling: SamplingParams) -> None:
         self._constrained = request.grammar is not None
         self._handle = door.sampler(model, _params(request, sampling))
 

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
@@ -77,17 +78,33 @@ def show_problem(message: str, hint: str = "") -> None:
         _write(f"{_styled('hint:', _BOLD)}  {printable(hint)}")
 
 
+def status_line(text: str) -> None:
+    """Write a dim line that `erase_line` takes away again. For a stderr that is a terminal."""
+    _write(f"\r\x1b[K{_styled(printable(text), _DIM)}", end="")
+
+
+def erase_line() -> None:
+    """Take a status line away."""
+    _write("\r\x1b[K", end="")
+
+
+def abandon_stdout() -> None:
+    """Send what stdout still holds nowhere: Python would try to write it once more on the way out, and complain."""
+    with suppress(AttributeError, OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
 def _styled(text: str, style: str) -> str:
     return f"\x1b[{style}m{text}\x1b[0m" if text and use_colour(sys.stderr) else text
 
 
-def _write(line: str) -> None:
-    """One line to stderr. A stderr that is gone must not turn a finished command into a failed one."""
-    try:
-        sys.stderr.write(line + "\n")
+def _write(line: str, end: str = "\n") -> None:
+    """Text to stderr. A stderr that is gone must not turn a finished command into a failed one."""
+    with suppress(AttributeError, OSError, ValueError):
+        sys.stderr.write(line + end)
         sys.stderr.flush()
-    except (OSError, ValueError):
-        pass
 
 
 class ByteProgress:

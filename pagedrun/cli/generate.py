@@ -108,6 +108,12 @@ def raw_request(
     return GenerationRequest(prompt=tuple(tokens), sampling=sampling, grammar=grammar)
 
 
+def raw_grammar(service: Service, *, schema: str | None, gbnf: str | None) -> Grammar | None:
+    """The grammar for an answer without a template: from a JSON schema, or GBNF. Raises GrammarError."""
+    text = gbnf if schema is None else service.templates.schema_to_grammar(schema)
+    return None if text is None else Grammar(text=text)
+
+
 def limited(request: GenerationRequest, *, max_tokens: int | None, stop: Sequence[str] = ()) -> GenerationRequest:
     """The request with the user's limits added to the template's."""
     return replace(request, max_tokens=max_tokens, stop=(*request.stop, *stop))

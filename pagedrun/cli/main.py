@@ -8,7 +8,6 @@ Subcommands are imported when they are called, so that `pagedrun --help` starts 
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -128,28 +127,21 @@ def run(args: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. `args` without the program's name; None: the process's own."""
     try:
         code = typer.main.get_command(app).main(args=args, prog_name="pagedrun", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except PagedrunError as e:
         console.show_error(e)
         return e.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except BrokenPipeError:
-        return _reader_left()
+    except BrokenPipeError:  # whoever read stdout has enough (`| head -1`): a quiet and good end
+        console.abandon_stdout()
+        return 0
     except Exception as e:
         if hasattr(e, "format_message"):
             return _wrong_usage(e)
         return _unexpected(e)
-
-
-def _reader_left() -> int:
-    """Whoever read stdout has enough (`| head -1`): a quiet and good end."""
-    # Python flushes stdout once more on the way out: give it somewhere to go.
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
-    return 0
 
 
 def _wrong_usage(error: Any) -> int:
@@ -187,6 +179,7 @@ def _log_traceback(text: str) -> str | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        path.touch(mode=0o600)
         with path.open("a", encoding="utf-8", errors="backslashreplace") as log:
             # The names of the options only: what was asked may be private.
             options = " ".join(a.split("=")[0] for a in sys.argv[1:] if a.startswith("-"))

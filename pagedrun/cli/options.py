@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 MODEL_HELP = "Name in the registry, path of a GGUF file, or hf:owner/repo[:quant]. Without it: the one used last."
 
-ModelArgument = Annotated[str | None, typer.Argument(metavar="[MODEL]", help=MODEL_HELP, show_default=False)]
+ModelArgument = Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]
 ModelOption = Annotated[str | None, typer.Option("-m", "--model", metavar="MODEL", help=MODEL_HELP)]
 
 

@@ -1,0 +1,240 @@
+"""`pagedrun complete`: one prompt, one answer, for pipes. stdout holds the answer and nothing else."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pagedrun.cli import console, generate, inputs
+from pagedrun.cli.options import (
+    EngineOptions,
+    ModelOption,
+    SamplingOptions,
+    TemplateOptions,
+    read_option_file,
+    with_options,
+)
+from pagedrun.cli.output import AnswerOutput
+from pagedrun.errors import UsageError
+from pagedrun.request import Finished, FinishReason, GenerationRequest
+from pagedrun.units import count, rate
+
+if TYPE_CHECKING:
+    from pagedrun.hub import LocatedModel
+    from pagedrun.sampling import SamplingParams
+    from pagedrun.service import Service
+
+CUT_OFF = 3
+INTERRUPTED = 130
+
+# llama.cpp takes 2**32 - 1 for "no seed given".
+_SEEDS = 2**32 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions:
+    """What the answer is to be, and how it is written."""
+
+    file: Annotated[
+        list[Path] | None,
+        typer.Option("-f", "--file", metavar="FILE", help="Text to add after PROMPT; may be repeated."),
+    ] = None
+    max_tokens: Annotated[
+        int | None, typer.Option("-n", "--n", "--max-tokens", metavar="NUMBER", help="End after this many tokens.")
+    ] = None
+    stop: Annotated[
+        list[str] | None,
+        typer.Option("--stop", metavar="TEXT", help="End before this text; may be repeated."),
+    ] = None
+    raw: Annotated[
+        bool, typer.Option("--raw", help="No chat template: the model continues the text, byte for byte.")
+    ] = False
+    json_schema: Annotated[
+        str | None,
+        typer.Option("--json-schema", metavar="FILE|JSON", help="Answer with JSON that follows this schema."),
+    ] = None
+    grammar: Annotated[
+        Path | None, typer.Option("--grammar", metavar="FILE", help="Answer with text that follows this GBNF grammar.")
+    ] = None
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON object: text, finish_reason, usage, timings, model, seed.")
+    ] = False
+    stream: Annotated[
+        bool, typer.Option("--stream/--no-stream", help="Write the answer as it comes, or at once at its end.")
+    ] = True
+
+    def check(self, template: TemplateOptions) -> None:
+        """Raise UsageError for options that contradict each other or make no sense."""
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise UsageError(f"-n must be 1 or more, not {self.max_tokens}")
+        if any(not text for text in self.stop or ()):
+            raise UsageError("--stop needs some text")
+        if self.json_schema is not None and self.grammar is not None:
+            raise UsageError("--json-schema and --grammar exclude each other")
+        given = {"--system": template.system, "--think": template.think, "--chat-template": template.chat_template}
+        for option, value in given.items():
+            if self.raw and value is not None:
+                raise UsageError(f"{option} belongs to the chat template, which --raw leaves out")
+
+
+@with_options
+def complete(
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help='What to ask; "-" for standard input.', show_default=False)
+    ] = None,
+    model: ModelOption = None,
+    *,
+    answer: AnswerOptions,
+    template: TemplateOptions,
+    sampling: SamplingOptions,
+    engine: EngineOptions,
+) -> None:
+    """Answer one prompt. stdout holds the answer and nothing else.
+
+    git diff | pagedrun complete "Write a commit message for this diff"
+
+    The prompt is PROMPT, then each --file, then standard input where it is not a terminal, with a blank line in
+    between. With "-" as PROMPT standard input comes first. With --raw they are joined as they are, byte for byte.
+
+    Exit codes: 0 done (also at -n tokens), 1 error, 2 wrong usage, 3 cut off by the context, or by -n in the middle
+    of JSON that was asked for, 130 interrupted.
+    """
+    answer.check(template)
+    schema = _schema(answer.json_schema)
+    grammar = None if answer.grammar is None else read_option_file(answer.grammar, "--grammar")
+    params = sampling.params()
+    if params.seed is None:
+        params = replace(params, seed=secrets.randbelow(_SEEDS))  # drawn here, so that --json can tell it
+    located = generate.find_model(model)
+    text = inputs.assemble(prompt, answer.file or (), raw=answer.raw)
+    with generate.open_model(located, engine, template) as service:
+        task = _Task(service, located, answer, template, params, schema, grammar)
+        code = task.run(text)
+    raise typer.Exit(code)
+
+
+def _schema(value: str | None) -> str | None:
+    """The text of the schema: given as it is, or in a file. Raises UsageError when it is not a JSON schema."""
+    if value is None:
+        return None
+    inline = value.lstrip().startswith("{")
+    text = value if inline else read_option_file(Path(value), "--json-schema")
+    where = "--json-schema" if inline else f"--json-schema {value}"
+    try:
+        schema = json.loads(text)
+    except ValueError as e:
+        raise UsageError(f"{where} is not JSON: {e}") from e
+    if not isinstance(schema, dict):
+        raise UsageError(f"{where} is not a JSON schema: an object is needed")
+    return text
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One run, once everything that can be checked without the model has been."""
+
+    service: Service
+    located: LocatedModel
+    options: AnswerOptions
+    template: TemplateOptions
+    params: SamplingParams
+    schema: str | None
+    grammar: str | None
+
+    def run(self, text: str) -> int:
+        """Generate and write the answer; returns the exit code."""
+        request, rendered = self._request(text)
+        answer = generate.ask(self.service, request, rendered)
+        streams = self.options.stream and not self.options.json
+        with AnswerOutput(f"reading {count(len(request.prompt), 'token')}") as output:
+            try:
+                for delta in answer:
+                    if delta.content:
+                        output.add(delta.content, now=streams)
+                    else:
+                        output.wait("thinking")
+            except BaseException:  # Ctrl-C, a reader that left, a failure: the engine need not go on
+                answer.cancel()
+                raise
+            finished = answer.finished
+            assert finished is not None
+            if self.options.json:
+                output.replace(json.dumps(self._report(answer, finished), ensure_ascii=False) + "\n")
+            output.finish()
+        return self._outcome(answer, finished, len(request.prompt))
+
+    def _request(self, text: str) -> tuple[GenerationRequest, Any]:
+        rendered = None
+        if self.options.raw:
+            grammar = generate.raw_grammar(self.service, schema=self.schema, gbnf=self.grammar)
+            request = generate.raw_request(self.service, text, self.params, grammar=grammar)
+        else:
+            from pagedrun.chat import ChatOptions, Message
+
+            messages = [Message("user", text)]
+            if self.template.system is not None:
+                messages.insert(0, Message("system", self.template.system))
+            think = generate.think_mode(self.located, self.template)
+            chat = ChatOptions(think=think, json_schema=self.schema, grammar=self.grammar)
+            request, rendered = generate.chat_request(self.service, messages, chat, self.params)
+        stop = tuple(self.options.stop or ())
+        return generate.limited(request, max_tokens=self.options.max_tokens, stop=stop), rendered
+
+    def _report(self, answer: generate.Answer, finished: Finished) -> dict[str, Any]:
+        usage, timings = finished.usage, finished.timings
+        return {
+            "text": answer.content,
+            "reasoning": answer.reasoning,
+            "finish_reason": finished.reason.value,
+            "usage": {
+                "prompt_tokens": usage.prompt_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+                "cached_tokens": usage.cached_tokens,
+            },
+            "timings": {
+                "queued_s": timings.queued_s,
+                "prompt_s": timings.prompt_s,
+                "decode_s": timings.decode_s,
+                "prompt_tokens_per_s": rate(usage.prompt_tokens - usage.cached_tokens, timings.prompt_s),
+                # The first token comes out of reading the prompt.
+                "decode_tokens_per_s": rate(max(usage.completion_tokens - 1, 0), timings.decode_s),
+            },
+            "model": self.located.name,
+            "seed": self.params.seed,
+        }
+
+    def _outcome(self, answer: generate.Answer, finished: Finished, n_prompt: int) -> int:
+        """Say on stderr what the answer lacks, if it lacks something; returns the exit code."""
+        reason, tokens = finished.reason, count(finished.usage.completion_tokens, "token")
+        if reason is FinishReason.CANCELLED:
+            return INTERRUPTED
+        if reason is FinishReason.CONTEXT:
+            size = self.service.limits.max_seq_len
+            console.show_problem(
+                f"cut off: the context of {count(size, 'token')} is full ({n_prompt:,} prompt, the answer {tokens})",
+                "shorten the prompt, or raise --max-seq-len",
+            )
+            return CUT_OFF
+        if self.schema is not None and not _is_json(answer.content):
+            if reason is FinishReason.LENGTH:
+                console.show_problem(f"the JSON is incomplete: it was cut off after {tokens}", "raise -n")
+                return CUT_OFF
+            console.show_problem("the answer is not complete JSON", "--stop may have ended it early")
+            return 1
+        if answer.reasoning and not answer.content:
+            console.warn(f"the answer ended after {tokens} while still thinking; raise -n, or use --no-think")
+        return 0
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,94 @@
+"""Colour, control characters and progress: what reaches which stream."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+
+import pytest
+
+from pagedrun.cli import console
+from pagedrun.errors import PagedrunError
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def open_terminal(monkeypatch: pytest.MonkeyPatch):
+    """Makes stderr a terminal. To be called in the test itself: pytest sets stderr anew after the fixtures."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+
+    def make() -> Terminal:
+        stream = Terminal()
+        monkeypatch.setattr(sys, "stderr", stream)
+        return stream
+
+    return make
+
+
+def test_errors_are_coloured_on_a_terminal_only(open_terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = open_terminal()
+    console.show_error(PagedrunError("it broke", hint="mend it"))
+    assert terminal.getvalue() == "\x1b[31;1merror:\x1b[0m it broke\n\x1b[1mhint:\x1b[0m  mend it\n"
+    plain = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", plain)
+    console.show_error(PagedrunError("it broke", hint="mend it"))
+    console.note("noted")
+    console.warn("beware")
+    assert plain.getvalue() == "error: it broke\nhint:  mend it\nnoted\nwarning: beware\n"
+
+
+@pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_colour_can_be_declined(open_terminal, monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+    terminal = open_terminal()
+    monkeypatch.setenv(variable, value)
+    console.show_error(PagedrunError("it broke"))
+    assert terminal.getvalue() == "error: it broke\n"
+
+
+def test_a_stderr_that_is_gone_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    for stream in (closed, None):
+        monkeypatch.setattr(sys, "stderr", stream)
+        console.note("nobody hears this")
+
+
+def test_control_characters_do_not_pass(open_terminal) -> None:
+    terminal = open_terminal()
+    assert console.printable("a\x1b[31mb\x07\x9bc\x7f\rd\te\nf\u200bé") == "a[31mbcd\te\nf\u200bé"
+    console.show_error(PagedrunError("name\x1b]0;owned\x07"))
+    assert "\x1b]" not in terminal.getvalue()
+
+
+def test_progress_is_silent_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(console, "_PROGRESS_DELAY_S", 0)
+    with console.ByteProgress("loading") as progress:
+        progress(1, 2)
+    assert stream.getvalue() == ""
+
+
+def test_progress_that_is_quick_is_not_shown(open_terminal) -> None:
+    terminal = open_terminal()
+    with console.ByteProgress("loading") as progress:
+        progress(1, 2)
+        progress(2, 2)
+    assert terminal.getvalue() == ""
+
+
+def test_progress_that_takes_long_shows_label_and_bytes(open_terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = open_terminal()
+    monkeypatch.setattr(console, "_PROGRESS_DELAY_S", 0)
+    with console.ByteProgress("loading [bold]x") as progress:
+        progress(1 << 20, 4 << 20)
+        time.sleep(0.3)  # rich draws in a thread of its own
+    shown = terminal.getvalue()
+    assert "loading [bold]x" in shown and "1.0/4.0 MiB" in shown
+    assert shown.endswith("\x1b[2K") or "\x1b[2K" in shown.splitlines()[-1]  # and is erased at the end

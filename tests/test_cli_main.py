@@ -1,0 +1,147 @@
+"""The frame around the commands: help, version, and every way of ending as an exit code."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import pagedrun
+from pagedrun.cli import console, main
+from pagedrun.errors import PagedrunError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PAGEDRUN_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(console, "verbose", False)
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def raising(monkeypatch: pytest.MonkeyPatch):
+    """A command `fall` that ends as told."""
+
+    def make(error: BaseException) -> None:
+        def fall(verbose: bool = typer.Option(False, "-v", callback=console.set_verbose)) -> None:
+            raise error
+
+        monkeypatch.setitem(main._COMMANDS, "fall", (__name__, "fall", "Falls."))
+        monkeypatch.setitem(globals(), "fall", fall)
+
+    return make
+
+
+def test_version(capsys: Any) -> None:
+    assert main.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"pagedrun {pagedrun.__version__}\n"
+
+
+def test_help_lists_the_commands_on_stdout(capsys: Any) -> None:
+    assert main.run(["--help"]) == 0
+    captured = capsys.readouterr()
+    for name in ("chat", "complete", "setup", "doctor"):
+        assert f"\n  {name} " in captured.out
+    assert captured.err == ""
+
+
+def test_nothing_at_all_is_the_help_on_stderr_and_wrong_usage(capsys: Any) -> None:
+    assert main.run([]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and "Commands:" in captured.err
+
+
+@pytest.mark.parametrize("command", ["chat", "complete", "setup", "doctor"])
+def test_every_command_has_help(command: str, capsys: Any) -> None:
+    assert main.run([command, "-h"]) == 0
+    assert f"Usage: pagedrun {command}" in capsys.readouterr().out
+
+
+def test_options_stand_under_their_panels(capsys: Any) -> None:
+    main.run(["complete", "--help"])
+    out = capsys.readouterr().out
+    order = [
+        out.index(text) for text in ("\nOptions:", "--raw  ", "\nSampling:", "--temp, ", "\nEngine:", "--kv-type ")
+    ]
+    assert order == sorted(order)
+
+
+@pytest.mark.parametrize(
+    ("args", "says", "see"),
+    [
+        (["compelte"], "there is no command 'compelte'; did you mean 'complete'?", "pagedrun --help"),
+        (["zzz"], "there is no command 'zzz'", "pagedrun --help"),
+        (["--bogus"], "no such option: --bogus", "pagedrun --help"),
+        (["complete", "--temp", "hot"], "invalid value for", "pagedrun complete --help"),
+    ],
+)
+def test_wrong_usage_is_two_lines(args: list[str], says: str, see: str, capsys: Any) -> None:
+    assert main.run(args) == 2
+    captured = capsys.readouterr()
+    error, hint = captured.err.splitlines()
+    assert error.startswith(f"error: {says}")
+    assert hint == f"hint:  see: {see}"
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "err"),
+    [
+        (PagedrunError("it broke", hint="mend it"), 1, "error: it broke\nhint:  mend it\n"),
+        (PagedrunError("it broke"), 1, "error: it broke\n"),
+        (UsageError("nonsense"), 2, "error: nonsense\n"),
+        (PagedrunError("a\x1b[2Jb"), 1, "error: a[2Jb\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (typer.Exit(3), 3, ""),
+        (typer.Exit(), 0, ""),
+        (typer.Abort(), 130, ""),
+    ],
+)
+def test_endings(raising, error: BaseException, code: int, err: str, capsys: Any) -> None:
+    raising(error)
+    assert main.run(["fall"]) == code
+    assert capsys.readouterr().err == err
+
+
+def test_a_defect_is_one_line_and_a_traceback_in_the_log(raising, state: Path, capsys: Any) -> None:
+    raising(RuntimeError("first line\nsecond line"))
+    assert main.run(["fall"]) == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == "error: this should not have happened: RuntimeError: first line"
+    log = state / "errors.log"
+    assert str(log) in hint
+    assert "Traceback" in log.read_text() and "second line" in log.read_text()
+    assert main.run(["fall"]) == 1
+    assert log.read_text().count("Traceback") == 2
+
+
+def test_what_was_asked_is_not_logged(raising, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["pagedrun", "complete", "my secret", "--system=also secret", "--raw"])
+    raising(RuntimeError())
+    main.run(["fall"])
+    log = (state / "errors.log").read_text()
+    assert "secret" not in log
+    assert "--system --raw" in log
+
+
+def test_verbose_shows_the_traceback(raising, capsys: Any) -> None:
+    raising(RuntimeError("oops"))
+    main.run(["fall", "-v"])
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_log_that_cannot_be_written_is_not_promised(raising, state: Path, capsys: Any) -> None:
+    state.parent.mkdir(exist_ok=True)
+    state.write_text("a file where the folder should be")
+    raising(RuntimeError("oops"))
+    assert main.run(["fall"]) == 1
+    assert capsys.readouterr().err.splitlines()[1] == "hint:  run again with -v for the details"
+
+
+def test_the_log_keeps_to_its_owner(raising, state: Path) -> None:
+    raising(RuntimeError("oops"))
+    main.run(["fall"])
+    assert stat.S_IMODE((state / "errors.log").stat().st_mode) & 0o077 == 0

@@ -21,7 +21,7 @@ def set_attribute(where: str, value: Any) -> None:
 if __name__ == "__main__":
     environment = os.environ.get
     fake = Fake(
-        says=environment("FAKE_SAYS", "Hello!"),
+        says=os.environb.get(b"FAKE_SAYS", b"Hello!").decode(),  # UTF-8 in any locale
         size=int(environment("FAKE_SIZE", "4096")),
         step_s=float(environment("FAKE_STEP_S", "0")),
     )

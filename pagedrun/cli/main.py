@@ -80,11 +80,13 @@ class LazyGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run; Ctrl-C becomes its exit code here, before typer makes something else of it."""
+        """Run; Ctrl-C and a reader that left become exit codes here, before typer makes something else of them."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            return _reader_left()
 
 
 def _typer(**more: Any) -> typer.Typer:
@@ -135,13 +137,18 @@ def run(args: Sequence[str] | None = None) -> int:
         return e.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read stdout has enough (`| head -1`): a quiet and good end
-        console.abandon_stdout()
-        return 0
+    except BrokenPipeError:
+        return _reader_left()
     except Exception as e:
         if hasattr(e, "format_message"):
             return _wrong_usage(e)
         return _unexpected(e)
+
+
+def _reader_left() -> int:
+    """Whoever read stdout has enough (`| head -1`): a quiet and good end."""
+    console.abandon_stdout()
+    return 0
 
 
 def _wrong_usage(error: Any) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+import lzma
 import os
 import shutil
 import tarfile
 import tempfile
+import zlib
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -22,6 +25,8 @@ from pagedrun.runtime.store import Runtime
 
 _TOP = "pagedrun-runtime"
 _MAX_UNPACKED = 8 << 30  # a CUDA build for every architecture stays far below
+# What the standard library raises for an archive that is cut short, altered, or made to do harm.
+_DAMAGED = (tarfile.TarError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError, ValueError, FileExistsError)
 _NOT_OURS = "it is not a runtime that pagedrun setup --export wrote"
 
 
@@ -65,7 +70,7 @@ def install_from(file: Path, report: Reporter) -> Runtime:
             try:
                 with space.watched(store.root(), "unpacking the runtime"):
                     found = _unpack(file, aside)
-            except (tarfile.TarError, EOFError, ValueError) as e:
+            except _DAMAGED as e:
                 raise SetupError(f"{file} cannot be used: {e}", hint=_NOT_OURS) from e
             check_loads(Runtime(aside, found), report)
             target = store.root() / found.key

@@ -1,0 +1,147 @@
+"""doctor: each line ok, missing or wrong; only what pagedrun cannot do without makes it fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pagedrun import doctor, machine
+from pagedrun.cli.main import run
+from pagedrun.errors import SetupError
+from pagedrun.machine import Gpu, Memory
+from pagedrun.runtime import cuda, manifest, store
+from pagedrun.runtime.manifest import Manifest
+from pagedrun.runtime.sources import build_id
+from pagedrun.runtime.store import Runtime
+
+
+@pytest.fixture(autouse=True)
+def empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing built, no GPU, no model."""
+    for name in ("CACHE", "MODELS", "STATE", "CONFIG"):
+        monkeypatch.setenv(f"PAGEDRUN_{name}", str(tmp_path / name.lower()))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.delenv("WSL_DISTRO_NAME", raising=False)
+    monkeypatch.setattr(machine, "has_nvidia_gpu", lambda: False)
+    monkeypatch.setattr(machine, "gpus", list)
+    monkeypatch.setattr(machine, "driver_version", lambda: None)
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    made = Manifest(
+        key="abc", build_id=build_id(), base="x 1", patches=("1",), compiler="c", options=(), glibc="2.17", built="now"
+    )
+    runtime = Runtime(store.root() / "abc", made)
+    (runtime.python / "llama_cpp").mkdir(parents=True)
+    (runtime.python / "llama_cpp" / "llama_cpp.py").touch()
+    manifest.save(made, runtime.root)
+    store.set_current(runtime)
+    monkeypatch.setattr(store, "reported_build_id", lambda runtime: build_id())
+    return runtime
+
+
+def checks() -> dict[str, doctor.Check]:
+    return {check.name: check for check in doctor.examine()}
+
+
+def test_fresh_machine(tmp_path: Path) -> None:
+    found = checks()
+    assert (found["runtime"].status, found["runtime"].hint) == ("missing", "run: pagedrun setup")
+    assert found["default model"].status == "missing"
+    assert found["GPU"].status == "ok"
+    assert build_id() in found["patches"].detail
+    assert not doctor.can_run(list(found.values()))
+    assert list(tmp_path.iterdir()) == []  # looking changes nothing
+
+
+def test_built(built: Runtime) -> None:
+    found = checks()
+    assert (found["runtime"].status, found["library"].status, found["bindings"].status) == ("ok", "ok", "ok")
+    assert "key abc" in found["runtime"].detail
+    assert doctor.can_run(list(found.values()))
+
+
+def test_a_compiler_is_needed_only_until_something_is_built(
+    built: Runtime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    found = checks()
+    assert (found["C++ compiler"].status, found["C++ compiler"].required) == ("missing", False)
+    assert doctor.can_run(list(found.values()))
+    (built.root / "manifest.json").unlink()
+    assert checks()["C++ compiler"].required
+
+
+def test_stale_runtime(built: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "build_id", lambda: "0" * 16)
+    found = checks()
+    assert found["runtime"].status == "wrong"
+    assert "other patches" in found["runtime"].detail
+    assert not doctor.can_run(list(found.values()))
+
+
+def test_a_library_that_says_something_else(built: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "reported_build_id", lambda runtime: "")
+    found = checks()
+    assert found["library"].status == "wrong"
+    assert "build id none" in found["library"].detail
+    assert not doctor.can_run(list(found.values()))
+
+
+def test_a_gpu_that_is_not_used(built: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_toolkit(nvcc: str | None) -> tuple[int, int]:
+        raise SetupError("there is no CUDA compiler (nvcc)", hint="install it")
+
+    monkeypatch.setattr(machine, "has_nvidia_gpu", lambda: True)
+    monkeypatch.setattr(machine, "gpus", lambda: [Gpu(0, "RTX", 8 << 30, 6 << 30, "86"), Gpu(1, "GTX", 1, 1, "61")])
+    monkeypatch.setattr(machine, "driver_version", lambda: "580.1")
+    monkeypatch.setattr(cuda, "find_nvcc", lambda: None)
+    monkeypatch.setattr(cuda, "check_toolkit", no_toolkit)
+    found = checks()
+    assert found["GPU 0"].detail == "RTX, compute 8.6, 8.0 GiB VRAM, 6.0 GiB free"
+    assert found["GPU 1"].status == "wrong"
+    assert (found["CUDA toolkit"].status, found["CUDA toolkit"].hint) == ("missing", "install it; then: pagedrun setup")
+    assert "cannot use this machine's GPU" in found["runtime"].detail
+    assert doctor.can_run(list(found.values()))
+
+
+def test_a_gpu_without_a_driver(built: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "has_nvidia_gpu", lambda: True)
+    monkeypatch.setattr(cuda, "check_toolkit", lambda nvcc: (13, 0))
+    assert checks()["NVIDIA driver"].status == "wrong"
+    monkeypatch.setenv("WSL_DISTRO_NAME", "Ubuntu")
+    found = checks()
+    assert "in Windows" in found["NVIDIA driver"].hint
+    assert "WSL (Ubuntu)" in found["system"].detail
+
+
+def test_little_memory_and_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "memory", lambda: Memory(1 << 30, 100 << 20))
+    monkeypatch.setattr(doctor.space, "free", lambda path: 10 << 20)
+    found = checks()
+    assert found["memory"].status == found["disk, cache"].status == found["disk, models"].status == "wrong"
+
+
+def test_report_is_aligned_and_exit_code_tells(built: Runtime, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "\x1b" not in out
+    for line in out.splitlines():
+        status, name = line[:9].strip(), line[9:24].strip()
+        assert status in ("ok", "missing", "wrong") or line[:25].strip() == ""
+        assert line[24] == " ", name
+    assert "hint: run: pagedrun setup" in out
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False
+    by_name = {check["name"]: check for check in report["checks"]}
+    assert by_name["runtime"]["status"] == "missing"
+    assert set(by_name["runtime"]) == {"name", "status", "detail", "hint", "required"}

@@ -1,0 +1,104 @@
+"""Facts about the machine, from pretended kernels and drivers."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from pagedrun import machine
+from pagedrun.errors import PlatformError
+
+
+class NVMLError(Exception):
+    pass
+
+
+def driver(monkeypatch: pytest.MonkeyPatch, **functions: object) -> None:
+    """A pretended pynvml with two GPUs."""
+    nvml = types.SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetMemoryInfo=lambda handle: types.SimpleNamespace(total=(handle + 1) << 30, free=1 << 30),
+        nvmlDeviceGetCudaComputeCapability=lambda handle: [(8, 6), (12, 0)][handle],
+        nvmlDeviceGetName=lambda handle: ["RTX", b"RTX PRO"][handle],
+        nvmlSystemGetDriverVersion=lambda: b"580.1",
+    )
+    for name, function in functions.items():
+        setattr(nvml, name, function)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+
+
+def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(monkeypatch)
+    first, second = machine.gpus()
+    assert (first.name, first.arch, first.vram, first.vram_free) == ("RTX", "86", 1 << 30, 1 << 30)
+    assert (second.name, second.arch, second.vram) == ("RTX PRO", "120", 2 << 30)
+    assert machine.driver_version() == "580.1"
+
+
+def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise NVMLError
+
+    driver(monkeypatch, nvmlInit=fail)
+    assert machine.gpus() == []
+    assert machine.driver_version() is None
+
+
+@pytest.mark.parametrize(
+    ("present", "expected"),
+    [
+        ((), False),
+        (("nvidia0",), True),
+        (("gpus",), True),
+        (("dxg",), False),  # WSL2 with another maker's GPU
+        (("dxg", "libcuda.so.1"), True),
+    ],
+)
+def test_seeing_a_gpu_without_its_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, present: tuple[str, ...], expected: bool
+) -> None:
+    monkeypatch.setattr(machine, "_NVIDIA_DEVICES", (tmp_path / "nvidia0", tmp_path / "gpus"))
+    monkeypatch.setattr(machine, "_WSL_DEVICES", (tmp_path / "dxg", tmp_path / "libcuda.so.1"))
+    for name in present:
+        (tmp_path / name).touch()
+    assert machine.has_nvidia_gpu() is expected
+
+
+def test_instruction_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text(
+        "processor\t: 0\nflags\t\t: fpu sse4_2 avx2 avx512f amx_tile hypervisor\nprocessor\t: 1\nflags\t: avx\n"
+    )
+    monkeypatch.setattr(machine, "_CPUINFO", info)
+    assert machine.instruction_sets() == {"sse4_2", "avx2", "avx512f", "amx_tile"}
+
+
+def test_memory_within_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = machine.memory()
+    assert whole.total >= whole.available > 0
+    monkeypatch.setattr(machine, "_container_limit", lambda: 1 << 20)
+    assert machine.memory() == machine.Memory(1 << 20, 1 << 20)
+    monkeypatch.setattr(machine, "_container_limit", lambda: 1 << 60)
+    assert machine.memory().total == whole.total
+
+
+@pytest.mark.parametrize(("system", "processor"), [("darwin", "arm64"), ("win32", "AMD64"), ("linux", "aarch64")])
+def test_other_platforms(monkeypatch: pytest.MonkeyPatch, system: str, processor: str) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(platform, "machine", lambda: processor)
+    with pytest.raises(PlatformError, match="Linux x86-64") as caught:
+        machine.require_supported()
+    assert "WSL2" in caught.value.hint
+
+
+def test_this_platform() -> None:
+    machine.require_supported()
+    assert machine.glibc_version() >= (2, 17)

@@ -297,6 +297,7 @@ def test_empty_input_is_refused_even_with_a_prompt(complete) -> None:
         (["hi", "--json-schema", "list.json"], "--json-schema list.json is not a JSON schema"),
         (["hi", "--json-schema", "{}", "--grammar", "g"], "exclude each other"),
         (["hi", "--chat-template", "none.jinja"], "--chat-template: cannot read none.jinja"),
+        (["hi", "--chat-template", "/dev/null"], "--chat-template: /dev/null is empty"),
         (["hi", "--raw", "--system", "x"], "--system belongs to the chat template"),
         (["hi", "--raw", "--no-think"], "--think belongs to the chat template"),
         (["hi", "--bogus"], "no such option: --bogus"),

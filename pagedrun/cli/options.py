@@ -161,13 +161,16 @@ class TemplateOptions:
 
 
 def read_option_file(path: Path, option: str) -> str:
-    """The text of a file named by an option. Raises UsageError that names both."""
+    """The text of a file named by an option. Raises UsageError that names both, also for one without text."""
     try:
-        return path.expanduser().read_text(encoding="utf-8")
+        text = path.expanduser().read_text(encoding="utf-8")
     except OSError as e:
         raise UsageError(f"{option}: cannot read {path}: {e.strerror or e}") from e
     except UnicodeDecodeError as e:
-        raise UsageError(f"{option}: {path} is not UTF-8 text (byte {e.start:,})") from e
+        raise UsageError(f"{option}: {path} is not UTF-8 text (byte {e.start + 1:,})") from e
+    if not text.strip():
+        raise UsageError(f"{option}: {path} is empty")
+    return text
 
 
 def with_options(command: F) -> F:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,3 +48,12 @@ def service(library: Library, smollm2: Path) -> Iterator[Service]:
 
     with load_service(smollm2, EngineConfig(max_num_seqs=8, max_seq_len=2048, gpu_layers=0)) as service:
         yield service
+
+
+@pytest.fixture(scope="session")
+def tiny_hybrid(library: Library, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random model of the 35B's architecture: attention in every fourth layer, recurrent state in the rest."""
+    path = tmp_path_factory.mktemp("models") / "tiny-qwen35moe.gguf"
+    script = Path(__file__).parents[1] / "scripts" / "random_model.py"
+    subprocess.run([sys.executable, str(script), str(path), "--tiny"], check=True, capture_output=True)
+    return path

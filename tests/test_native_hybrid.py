@@ -1,0 +1,71 @@
+"""A hybrid model (attention and recurrent layers): its memory cannot go back, and answers stay right all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pagedrun.config import EngineConfig
+from pagedrun.load import load_service
+from pagedrun.request import GenerationRequest, TextDelta, Usage
+from pagedrun.sampling import SamplingParams
+from pagedrun.service import Service
+
+pytestmark = pytest.mark.real
+
+PROMPT = tuple(range(1000, 1400))
+
+
+@pytest.fixture(scope="module")
+def hybrid(tiny_hybrid: Path) -> Iterator[Service]:
+    with load_service(tiny_hybrid, EngineConfig(max_num_seqs=2, max_seq_len=1024, max_batch_tokens=64)) as service:
+        yield service
+
+
+def answer(service: Service, prompt: tuple[int, ...], max_tokens: int = 4) -> tuple[list[int], list[float], Usage]:
+    request = GenerationRequest(
+        prompt=prompt, sampling=SamplingParams(temperature=0.0, ignore_eos=True), max_tokens=max_tokens, logprobs=0
+    )
+    tokens, logprobs = [], []
+    for event in service.submit(request):
+        if isinstance(event, TextDelta):
+            tokens += [p.token for p in event.logprobs]
+            logprobs += [p.logprob for p in event.logprobs]
+        else:
+            usage = event.usage
+    return tokens, logprobs, usage
+
+
+def test_it_knows_that_it_cannot_rewind(hybrid: Service) -> None:
+    assert hybrid.model.architecture == "qwen35moe"
+    assert not hybrid.model.can_rewind
+
+
+def test_an_edit_recomputes_everything_and_an_appended_turn_only_what_is_new(hybrid: Service) -> None:
+    tokens, fresh, usage = answer(hybrid, PROMPT)
+    assert usage.cached_tokens == 0
+    appended = PROMPT + tuple(tokens[:3]) + (77,)
+    _, continued, usage = answer(hybrid, appended)
+    assert usage.cached_tokens == len(PROMPT) + 3
+    _, edited, usage = answer(hybrid, (*PROMPT[:-1], 5))
+    assert usage.cached_tokens == 0
+    # Everything again from nothing: the recurrent state was really cleared, so the same numbers come out.
+    assert answer(hybrid, PROMPT)[1] == pytest.approx(fresh, abs=1e-4)
+    assert answer(hybrid, (1, 2, 3))[2].cached_tokens == 0
+    assert answer(hybrid, appended)[1] == pytest.approx(continued, abs=0.05)
+    assert edited != fresh
+
+
+def test_two_conversations_do_not_mix(hybrid: Service) -> None:
+    other = tuple(range(2000, 2300))
+    alone = [answer(hybrid, p)[1] for p in (PROMPT, other)]
+    requests = [
+        GenerationRequest(prompt=p, sampling=SamplingParams(temperature=0.0, ignore_eos=True), max_tokens=4, logprobs=0)
+        for p in (PROMPT, other)
+    ]
+    streams = [hybrid.submit(r) for r in requests]
+    together = [[p.logprob for e in s if isinstance(e, TextDelta) for p in e.logprobs] for s in streams]
+    for a, b in zip(alone, together, strict=True):
+        assert a[0] == pytest.approx(b[0], abs=0.05)

@@ -1,0 +1,117 @@
+"""`pagedrun chat`: talk with a model in the terminal, or through a pipe, a line a message."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pagedrun import units
+from pagedrun.cli import console, generate
+from pagedrun.cli.options import EngineOptions, ModelArgument, SamplingOptions, TemplateOptions, with_options
+from pagedrun.errors import ModelError, UsageError
+
+if TYPE_CHECKING:
+    from pagedrun.catalog import ModelSpec
+    from pagedrun.cli.repl.settings import Settings
+    from pagedrun.hub import LocatedModel
+    from pagedrun.service import Service
+
+#: The model the first-run line points to.
+_BIGGER = "qwen3.6-35b"
+
+
+@with_options
+def chat(
+    model: ModelArgument = None,
+    *,
+    template: TemplateOptions,
+    show_thinking: Annotated[bool, typer.Option("--show-thinking", help="Print the thinking, dim.")] = False,
+    max_tokens: Annotated[
+        int | None, typer.Option("-n", "--max-tokens", metavar="NUMBER", help="Longest answer, in tokens.")
+    ] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="A line with speeds after each answer.")] = False,
+    sampling: SamplingOptions,
+    engine: EngineOptions,
+) -> None:
+    """Talk with a model. /help in the chat lists its commands, Ctrl-C stops an answer, Ctrl-D leaves.
+
+    Without MODEL: the one used last, or the small one that comes with pagedrun. Where the input is not a
+    terminal each line is a message, and the answers are printed as plain text.
+
+    Exit codes: 0; and when the input is not a terminal also 1 after an error, 3 when the context cut something
+    off, 130 when interrupted.
+    """
+    if max_tokens is not None and max_tokens < 1:
+        raise UsageError(f"--max-tokens must be 1 or more, not {max_tokens}")
+    chat_flags = {
+        "think": template.think,
+        "show_thinking": show_thinking or None,
+        "max_tokens": max_tokens,
+        "stats": stats or None,
+    }
+    sampling_flags = sampling.params()
+    located = generate.find_model(model)
+    with generate.open_model(located, engine, template) as service:
+        code = _talk(service, template.system, _settings(sampling_flags, chat_flags, service, located.spec), located)
+    raise typer.Exit(code)
+
+
+def _talk(service: Service, system: str | None, settings: Settings, located: LocatedModel) -> int:
+    from pagedrun.cli.repl import saved
+    from pagedrun.cli.repl.conversation import Conversation
+    from pagedrun.cli.repl.loop import Chat
+    from pagedrun.cli.repl.output import Output
+    from pagedrun.cli.repl.prompt import open_reader
+    from pagedrun.cli.repl.settings import NAMES
+    from pagedrun.cli.repl.state import ChatState
+    from pagedrun.paths import state_dir
+
+    _greet(service, located)
+    reader = open_reader(state_dir() / "history", {"set": lambda: NAMES, "load": saved.chat_names}, warn=console.warn)
+    if reader.interactive:
+        console.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
+    state = ChatState(
+        service=service, output=Output(), settings=settings, conversation=Conversation(system=system or "")
+    )
+    return Chat(state, reader).run()
+
+
+def _settings(sampling: Any, chat_flags: dict[str, Any], service: Service, spec: ModelSpec | None) -> Settings:
+    from pagedrun.cli.repl.settings import SAMPLING, Settings
+
+    given = {name: getattr(sampling, name) for name in SAMPLING}
+    given["ignore_eos"] = sampling.ignore_eos or None
+    return Settings(
+        base=sampling,
+        flags={k: v for k, v in (given | chat_flags).items() if v is not None},
+        registry=(lambda think: spec.sampling_for(think=think)) if spec else (lambda _think: {}),
+        registry_think=spec.think if spec else None,
+        model_file=service.model.sampling,
+    )
+
+
+def _greet(service: Service, located: LocatedModel) -> None:
+    """What answers, and, for who has not chosen, what else could."""
+    model = service.model
+    facts = [
+        model.name,
+        model.quantization,
+        units.size(model.size_bytes),
+        f"context {units.count(service.limits.max_seq_len, 'token')}",
+        model.device,
+    ]
+    console.note(" · ".join(console.printable(fact) for fact in facts if fact))
+    if located.origin == "default":
+        console.note(f"this is the small model that comes with pagedrun; {_way_to_bigger()}")
+
+
+def _way_to_bigger() -> str:
+    from pagedrun import hub
+
+    start = f"pagedrun chat {_BIGGER}"
+    try:
+        hub.locate(_BIGGER)
+    except ModelError as e:  # not here: its hint says where it comes from
+        return f"for {_BIGGER} {e.hint}, then: {start}"
+    return f"a stronger one is here already: {start}"

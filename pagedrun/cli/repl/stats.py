@@ -1,0 +1,109 @@
+"""Speeds, context and memory, as /stats shows them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from pagedrun import units
+from pagedrun.request import Finished
+
+
+@dataclass(slots=True)
+class Speed:
+    """Tokens and seconds of one answer, or of several added up.
+
+    The first token of an answer counts as prompt time, so the decode rate leaves it out.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prompt_s: float = 0.0
+    answer_tokens: int = 0
+    decoded_tokens: int = 0
+    decode_s: float = 0.0
+    answers: int = 0
+
+    def add(self, finished: Finished) -> None:
+        """Count one more answer."""
+        usage, timings = finished.usage, finished.timings
+        self.answers += 1
+        self.prompt_tokens += usage.prompt_tokens
+        self.cached_tokens += usage.cached_tokens
+        self.prompt_s += timings.prompt_s
+        self.answer_tokens += usage.completion_tokens
+        self.decoded_tokens += max(usage.completion_tokens - 1, 0)
+        self.decode_s += timings.decode_s
+
+    @property
+    def prompt(self) -> str:
+        """What was read and how fast; tokens that were in the cache already do not count as read."""
+        read = self.prompt_tokens - self.cached_tokens
+        cached = f" + {units.count(self.cached_tokens)} cached" if self.cached_tokens else ""
+        return f"{units.count(read, 'token')}{cached}, {units.tokens_per_second(read, self.prompt_s)}"
+
+    @property
+    def decode(self) -> str:
+        """What was generated and how fast."""
+        speed = units.tokens_per_second(self.decoded_tokens, self.decode_s)
+        return f"{units.count(self.answer_tokens, 'token')}, {speed}"
+
+
+@dataclass(slots=True)
+class Stats:
+    """Speeds of the last answer and of the whole session."""
+
+    last: Speed | None = None
+    session: Speed = field(default_factory=Speed)
+
+    def add(self, finished: Finished) -> None:
+        """Count an answer; one that never started (an error) has no speed."""
+        self.last = Speed()
+        self.last.add(finished)
+        self.session.add(finished)
+
+    def summary(self) -> str:
+        """The last answer in one line."""
+        return f"prompt {self.last.prompt} · answer {self.last.decode}" if self.last else ""
+
+    def rows(self, *, used: int, size: int, on_gpu: bool) -> list[tuple[str, str]]:
+        """What /stats shows: (label, value) pairs. `used` and `size` are tokens of the context."""
+        rows = []
+        if self.last:
+            rows += [("last prompt", self.last.prompt), ("last answer", self.last.decode)]
+        if self.session.answers:
+            rows += [
+                ("session", units.count(self.session.answers, "answer")),
+                ("  prompts", self.session.prompt),
+                ("  answers", self.session.decode),
+            ]
+        percent = f"{100 * used / size:.0f}%" if size else "-"
+        rows.append(("context", f"{units.count(used)} of {units.count(size, 'token')} ({percent})"))
+        rows.append(("memory", units.size(process_memory())))
+        if on_gpu and (vram := gpu_memory()) is not None:
+            rows.append(("GPU memory", units.size(vram)))
+        return rows
+
+
+def process_memory() -> int:
+    """Bytes of RAM this process holds (resident set, with the mapped model)."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def gpu_memory() -> int | None:
+    """Bytes of GPU memory this process holds on all GPUs; None when the driver does not tell."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+            processes = [p for h in handles for p in pynvml.nvmlDeviceGetComputeRunningProcesses(h)]
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
+    mine = [p.usedGpuMemory for p in processes if p.pid == os.getpid() and p.usedGpuMemory is not None]
+    return sum(mine) if mine else None  # inside a container the driver reports other pids

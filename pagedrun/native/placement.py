@@ -20,7 +20,7 @@ from pagedrun.native.door import Door
 from pagedrun.native.model import NativeModel
 
 _FLASH_ATTENTION_ON = 1  # llama_flash_attn_type; the default is -1, automatic
-_VRAM_MARGIN = 512 << 20  # left free on each GPU for the desktop and the driver
+VRAM_MARGIN = 512 << 20  # left free on each GPU for the desktop and the driver
 _DOES_NOT_FIT = 1  # common_params_fit_status
 _MIN_CONTEXT = 8192  # fitting shortens an unasked-for context down to this before it takes layers off the GPU
 _BATCH_CPU, _BATCH_GPU = 512, 2048  # experts in RAM are copied to the GPU once per batch, so a large one pays
@@ -45,7 +45,7 @@ class Placement:
                 str(path),
                 self.model_params,
                 self.context_params,
-                margin=_VRAM_MARGIN,
+                margin=VRAM_MARGIN,
                 n_ctx_min=_MIN_CONTEXT * config.max_num_seqs,
             )
             if self._fit.report["status"] == _DOES_NOT_FIT:

@@ -1,0 +1,56 @@
+"""Take GPU memory away, to test on a large card what a small one can do.
+
+    python scripts/vram_ballast.py LEAVE_GIB -- COMMAND ...      run COMMAND with that much left free
+
+Plain cuMemAlloc allocations, held until the command ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+
+PIECE = 256 << 20
+
+
+class Driver:
+    """The few driver calls needed; raises RuntimeError when one fails."""
+
+    def __init__(self) -> None:
+        self._lib = ctypes.CDLL("libcuda.so.1")
+        self._context = ctypes.c_void_p()
+        self.call("cuInit", 0)
+        device = ctypes.c_int()
+        self.call("cuDeviceGet", ctypes.byref(device), 0)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
+        self.call("cuCtxSetCurrent", self._context)
+
+    def call(self, name: str, *arguments: object) -> None:
+        code = getattr(self._lib, name)(*arguments)
+        if code:
+            raise RuntimeError(f"{name} failed with CUDA error {code}")
+
+    def free(self) -> int:
+        """Free bytes of the first GPU."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return free.value
+
+    def allocate(self, size: int) -> None:
+        """Take `size` bytes until the process ends."""
+        pointer = ctypes.c_uint64()
+        self.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
+
+
+def main() -> int:
+    leave, command = float(sys.argv[1]) * 2**30, sys.argv[sys.argv.index("--") + 1 :]
+    driver = Driver()
+    while (surplus := driver.free() - int(leave)) > 2 << 20:
+        driver.allocate(min(surplus, PIECE))
+    print(f"ballast: {driver.free() / 2**30:.2f} GiB left free", file=sys.stderr, flush=True)
+    return subprocess.run(command, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

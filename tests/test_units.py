@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedrun import units
@@ -28,6 +28,7 @@ def test_sizes(n: int, text: str) -> None:
     assert units.size(n) == text
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**59))
 def test_a_size_is_never_off_by_more_than_it_shows(n: int) -> None:
     number, unit = units.size(n).split()

@@ -175,15 +175,15 @@ def read_option_file(path: Path, option: str) -> str:
 
 def with_options(command: F) -> F:
     """Turn each parameter of `command` that is an option group into one option per field of the group."""
-    hints = get_type_hints(command, include_extras=True)
-    own = inspect.signature(command).parameters
-    groups = {name: hints[name] for name in own if is_dataclass(hints[name])}
+    # Not get_type_hints: in Python 3.10 it hides an Annotated with the default None inside an Optional.
+    own = inspect.signature(command, eval_str=True).parameters
+    groups: dict[str, Any] = {name: p.annotation for name, p in own.items() if is_dataclass(p.annotation)}
     parameters: list[inspect.Parameter] = []
     for name, parameter in own.items():
         if name in groups:
             parameters += _parameters(groups[name])
         else:
-            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
     @functools.wraps(command)
     def flat(**values: Any) -> Any:

@@ -130,7 +130,7 @@ class Fake:
     def install(self, setattr_: Callable[[str, Any], None]) -> None:
         """Put the fake in place of the runtime and the loader."""
         setattr_("pagedrun.load.load_service", self.load)
-        setattr_("pagedrun.runtime.store.ensure_runtime", lambda: None)
+        setattr_("pagedrun.first_run.ensure_runtime", lambda: None)
         setattr_("pagedrun.runtime.store.cpu_notice", lambda runtime: None)
 
     @property

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pagedrun import machine
+from pagedrun import first_run, hub, machine
 from pagedrun.errors import RuntimeLibraryError
 from pagedrun.runtime import install, manifest, store
+from pagedrun.runtime.install import Options
 from pagedrun.runtime.manifest import Manifest
+from pagedrun.runtime.report import Reporter
 from pagedrun.runtime.sources import build_id
 from pagedrun.runtime.store import Runtime
 
@@ -18,7 +20,7 @@ from pagedrun.runtime.store import Runtime
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PAGEDRUN_CACHE", str(tmp_path))
-    monkeypatch.delenv(store.AUTO_SETUP, raising=False)
+    monkeypatch.delenv(first_run.AUTO_SETUP, raising=False)
     return tmp_path
 
 
@@ -92,18 +94,28 @@ def test_another_processor(monkeypatch: pytest.MonkeyPatch) -> None:
         store.find_runtime()
 
 
-def test_only_the_launcher_builds_on_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    def build() -> Runtime:
+def test_only_the_launcher_builds_on_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done: list[str] = []
+
+    def build(options: Options, report: Reporter) -> Runtime:
+        done.append("runtime")
         runtime = make()
         store.set_current(runtime)
         return runtime
 
-    monkeypatch.setattr(install, "setup_now", build)
+    monkeypatch.setattr(install, "install", build)
+    monkeypatch.setattr(hub, "fetch_default_model", lambda on_progress: done.append("model"))
     with pytest.raises(RuntimeLibraryError):
-        store.ensure_runtime()
-    monkeypatch.setenv(store.AUTO_SETUP, "1")
-    built = store.ensure_runtime()
-    assert store.ensure_runtime() == built  # a second build would fail: its folder is there
+        first_run.ensure_runtime()
+    monkeypatch.setenv(first_run.AUTO_SETUP, "1")
+    built = first_run.ensure_runtime()
+    assert first_run.ensure_runtime() == built
+    assert done == ["runtime", "model"]
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "builds its runtime now" in err
 
 
 def test_cpu_notice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,11 +48,12 @@ def open_model(located: hub.LocatedModel, engine: EngineOptions, template: Templ
 
     Raises RuntimeLibraryError, ModelError, UsageError (settings) and TemplateError (--chat-template).
     """
+    from pagedrun.first_run import ensure_runtime
     from pagedrun.runtime import store
 
     config = engine.settings()
     template_text = template.template_text()
-    runtime = store.ensure_runtime()
+    runtime = ensure_runtime()
     if notice := store.cpu_notice(runtime):
         console.note(notice)
     # Only now: it needs the runtime and takes most of the start.

@@ -55,8 +55,9 @@ def setup(  # noqa: PLR0913, PLR0917 - each is an option of the command
 
 
 def _install(options: Options, from_file: Path | None, *, with_model: bool) -> None:
+    from pagedrun.first_run import fetch_model
     from pagedrun.runtime.archive import install_from
-    from pagedrun.runtime.install import fetch_model, install
+    from pagedrun.runtime.install import install
     from pagedrun.runtime.report import StderrReporter
     from pagedrun.units import duration
 

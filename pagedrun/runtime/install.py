@@ -17,7 +17,7 @@ from pagedrun.runtime.build import LIBRARIES, TOOLS, Builder, Recipe, folder_siz
 from pagedrun.runtime.fetch import fetch, unpack
 from pagedrun.runtime.lock import exclusive
 from pagedrun.runtime.manifest import Manifest
-from pagedrun.runtime.report import Reporter, StderrReporter
+from pagedrun.runtime.report import Reporter
 from pagedrun.runtime.sources import PINNED, shipped_patches
 from pagedrun.runtime.store import Runtime
 
@@ -36,15 +36,6 @@ class Options:
     portable: bool = False
     tools: bool = False
     jobs: int | None = None
-
-
-def setup_now() -> Runtime:
-    """Setup with defaults, progress on stderr, and the default model: what the launcher's first run does."""
-    with StderrReporter() as report:
-        report.note("First run: pagedrun builds its runtime now. This takes some minutes, once.")
-        runtime = install(Options(), report)
-        fetch_model(report)
-    return runtime
 
 
 def install(options: Options, report: Reporter) -> Runtime:
@@ -82,13 +73,6 @@ def locked(report: Reporter) -> Iterator[int]:
         store.lock_file(), lambda: report.note("Another pagedrun setup is running; waiting for it to finish.")
     ) as fd:
         yield fd
-
-
-def fetch_model(report: Reporter) -> Path:
-    """The small default model, for a first run without any other. Raises what the hub raises."""
-    from pagedrun import hub
-
-    return hub.fetch_default_model(lambda done, total: report.progress("Fetching the default model", done, total))
 
 
 def clean(report: Reporter) -> int:

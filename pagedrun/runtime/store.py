@@ -23,9 +23,6 @@ from pagedrun.runtime import manifest as manifests
 from pagedrun.runtime.manifest import Manifest
 from pagedrun.runtime.sources import build_id
 
-#: Set by the launcher: a missing runtime is built instead of reported.
-AUTO_SETUP = "PAGEDRUN_AUTO_SETUP"
-
 _SETUP_HINT = "run: pagedrun setup"
 
 # Runs in a process of its own, so that a library that crashes, or has pulled in half a driver, harms nobody.
@@ -104,21 +101,6 @@ def find_runtime() -> Runtime:
             f"the runtime was built for another processor: this one lacks {', '.join(missing)}", hint=_SETUP_HINT
         )
     return runtime
-
-
-def ensure_runtime() -> Runtime:
-    """The runtime; built first if it is missing and the launcher asked for that (PAGEDRUN_AUTO_SETUP=1).
-
-    Raises RuntimeLibraryError, or what setup raises.
-    """
-    try:
-        return find_runtime()
-    except RuntimeLibraryError:
-        if os.environ.get(AUTO_SETUP) != "1":
-            raise
-    from pagedrun.runtime.install import setup_now
-
-    return setup_now()
 
 
 def set_current(runtime: Runtime) -> None:

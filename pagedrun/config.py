@@ -72,7 +72,8 @@ def load_config(flags: Mapping[str, Any] | None = None, *, file: Path | None = N
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        values: dict[str, Any] = tomllib.loads(path.read_text())
+        return values
     except OSError as e:
         raise UsageError(f"cannot read {path}: {e.strerror}") from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
@@ -85,7 +86,7 @@ def _environment() -> dict[str, Any]:
 
 
 def _typed(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    kinds = {f.name: type(f.default) for f in fields(EngineConfig)}
+    kinds: dict[str, Any] = {f.name: type(f.default) for f in fields(EngineConfig)}
     typed: dict[str, Any] = {}
     for name, value in values.items():
         if name not in kinds:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pagedrun import first_run, hub, machine
+from pagedrun import first_run, machine
 from pagedrun.errors import RuntimeLibraryError
 from pagedrun.runtime import install, manifest, store
 from pagedrun.runtime.install import Options
@@ -97,22 +97,21 @@ def test_another_processor(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_the_launcher_builds_on_its_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done: list[str] = []
+    builds: list[Options] = []
 
     def build(options: Options, report: Reporter) -> Runtime:
-        done.append("runtime")
+        builds.append(options)
         runtime = make()
         store.set_current(runtime)
         return runtime
 
     monkeypatch.setattr(install, "install", build)
-    monkeypatch.setattr(hub, "fetch_default_model", lambda on_progress: done.append("model"))
     with pytest.raises(RuntimeLibraryError):
         first_run.ensure_runtime()
     monkeypatch.setenv(first_run.AUTO_SETUP, "1")
     built = first_run.ensure_runtime()
     assert first_run.ensure_runtime() == built
-    assert done == ["runtime", "model"]
+    assert builds == [Options()]
     out, err = capsys.readouterr()
     assert out == ""
     assert "builds its runtime now" in err

@@ -55,7 +55,7 @@ def setup(  # noqa: PLR0913, PLR0917 - each is an option of the command
 
 
 def _install(options: Options, from_file: Path | None, *, with_model: bool) -> None:
-    from pagedrun.first_run import fetch_model
+    from pagedrun.hub import fetch_default_model
     from pagedrun.runtime.archive import install_from
     from pagedrun.runtime.install import install
     from pagedrun.runtime.report import StderrReporter
@@ -65,7 +65,7 @@ def _install(options: Options, from_file: Path | None, *, with_model: bool) -> N
     with StderrReporter() as report:
         runtime = install_from(from_file, report) if from_file else install(options, report)
         if with_model:
-            fetch_model(report)
+            fetch_default_model(lambda done, total: report.progress("Fetching the default model", done, total))
         report.close()
         took = time.monotonic() - began
         after = f" after {duration(took)}" if took > 1 else ""

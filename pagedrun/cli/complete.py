@@ -100,6 +100,7 @@ def complete(
 
     The prompt is PROMPT, then each --file, then standard input where it is not a terminal, with a blank line in
     between. With "-" as PROMPT standard input comes first. With --raw they are joined as they are, byte for byte.
+    In a script whose standard input is meant for something else, add < /dev/null.
 
     Exit codes: 0 done (also at -n tokens), 1 error, 2 wrong usage, 3 cut off by the context, or by -n in the middle
     of JSON that was asked for, 130 interrupted.

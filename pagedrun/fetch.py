@@ -151,12 +151,14 @@ def _disk_full(spec: ModelSpec, folder: Path) -> DiskFullError:
 
 @contextmanager
 def _watching(folder: Path, on_bytes: Callable[[int], None]) -> Iterator[None]:
-    """Report the bytes in `folder` while the block runs: pip itself tells nothing to a pipe."""
+    """Report the most bytes seen in `folder` while the block runs: pip itself tells nothing to a pipe."""
     stop = threading.Event()
 
     def watch() -> None:
+        most = 0
         while not stop.wait(_POLL_S):
-            on_bytes(_bytes_in(folder))
+            most = max(most, _bytes_in(folder))  # less when pip has moved and is clearing up
+            on_bytes(most)
 
     thread = threading.Thread(target=watch, name="fetch-progress", daemon=True)
     thread.start()

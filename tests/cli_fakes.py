@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pagedrun.chat_types import Message, ReplyDelta
+from pagedrun.cli import main
 from pagedrun.engine import Engine
 from pagedrun.errors import PagedrunError
 from pagedrun.model import ModelInfo
@@ -153,6 +154,32 @@ class Fake:
         return options
 
 
+class Ran:
+    """How a command ended, and what it wrote."""
+
+    def __init__(self, code: int, out: bytes, err: bytes) -> None:
+        self.code, self.out, self.err = code, out.decode(), err.decode()
+
+
+class Complete:
+    """Runs `pagedrun complete -m MODEL ARGS` in this process, against a fake."""
+
+    def __init__(self, model: Path, monkeypatch: pytest.MonkeyPatch, capture: Any) -> None:
+        self._model, self._monkeypatch, self._capture = model, monkeypatch, capture
+
+    def __call__(self, fake: Fake, *args: str, stdin: bytes | None = None) -> Ran:
+        """`stdin` None is /dev/null."""
+        fake.install(self._monkeypatch.setattr)
+        source = Path("/dev/null")
+        if stdin is not None:
+            source = self._model.with_name("stdin")
+            source.write_bytes(stdin)
+        with source.open() as file:
+            self._monkeypatch.setattr("sys.stdin", file)
+            code = main.run(["complete", "-m", str(self._model), *args])
+        return Ran(code, *self._capture.readouterr())
+
+
 def model_info(path: Path) -> ModelInfo:
     return ModelInfo(
         path=path,
@@ -172,6 +199,7 @@ def folders(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Empty folders of our own for one test, with a model file in the current one; returns its path."""
     for name in ("cache", "config", "models", "state"):
         monkeypatch.setenv(f"PAGEDRUN_{name.upper()}", str(root / name))
+    monkeypatch.setattr("pagedrun.cli.console.verbose", False)
     monkeypatch.delenv("PAGEDRUN_AUTO_SETUP", raising=False)
     monkeypatch.chdir(root)
     model = root / "model.gguf"

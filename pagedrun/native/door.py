@@ -138,6 +138,13 @@ class _Handle:
         self._door = door
         self._pointer = pointer
 
+    @property
+    def pointer(self) -> int:
+        """The C handle. Raises EngineError after `close`: the library would crash."""
+        if self._pointer is None:
+            raise EngineError(f"this {type(self).__name__} is closed")
+        return self._pointer
+
     def close(self) -> None:
         """Free it. A second call does nothing."""
         pointer, self._pointer = self._pointer, None
@@ -155,12 +162,12 @@ class TemplateHandle(_Handle):
 
     def info(self) -> dict[str, Any]:
         """`{source, caps, supports_thinking}`. Raises TemplateError when the template fails on any chat."""
-        answer: dict[str, Any] = self._door.answer(self._door.c.chat_info(self._pointer))
+        answer: dict[str, Any] = self._door.answer(self._door.c.chat_info(self.pointer))
         return answer
 
     def apply(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Render a chat; inputs and answer are listed in patches/README.md. Raises TemplateError."""
-        answer: dict[str, Any] = self._door.answer(self._door.c.chat_apply(self._pointer, _json(inputs)))
+        answer: dict[str, Any] = self._door.answer(self._door.c.chat_apply(self.pointer, _json(inputs)))
         return answer
 
     def reply(self, params: Mapping[str, Any]) -> ReplyHandle:
@@ -178,7 +185,7 @@ class ReplyHandle(_Handle):
     def parse(self, text: str, *, partial: bool) -> dict[str, Any]:
         """`{content, reasoning, tool_calls: [{id, name, arguments}]}`. Raises TemplateError when it does not match."""
         data = text.encode("utf-8", "replace")
-        answer: dict[str, Any] = self._door.answer(self._door.c.reply_parse(self._pointer, data, len(data), partial))
+        answer: dict[str, Any] = self._door.answer(self._door.c.reply_parse(self.pointer, data, len(data), partial))
         return answer
 
 
@@ -189,24 +196,24 @@ class SamplerHandle(_Handle):
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Show it tokens of the prompt. Raises EngineError."""
-        if self._door.c.sampler_accept(self._pointer, (c_int32 * len(tokens))(*tokens), len(tokens)) < 0:
+        if self._door.c.sampler_accept(self.pointer, (c_int32 * len(tokens))(*tokens), len(tokens)) < 0:
             raise EngineError(self.error)
 
     def sample(self, context: Any, index: int) -> int:
         """Choose and accept a token from output `index` of the last batch; -1 when that failed, see `error`."""
-        token: int = self._door.c.sampler_sample(self._pointer, context, index)
+        token: int = self._door.c.sampler_sample(self.pointer, context, index)
         return token
 
     @property
     def error(self) -> str:
         """Why `sample` answered -1."""
-        message: bytes = self._door.c.sampler_error(self._pointer)
+        message: bytes = self._door.c.sampler_error(self.pointer)
         return message.decode("utf-8", "replace")
 
     @property
     def seed(self) -> int:
         """The seed in use, also when none was asked for."""
-        seed: int = self._door.c.sampler_seed(self._pointer)
+        seed: int = self._door.c.sampler_seed(self.pointer)
         return seed
 
 

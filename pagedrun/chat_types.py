@@ -49,8 +49,8 @@ class ChatOptions:
     """What is asked of the template beside the messages.
 
     continue_final_message: the answer goes on where the last message (an assistant's) ends.
-    think: False switches thinking off and True on, where the template knows how; None leaves the default: on, but
-        off under a `grammar`, which has no room for thinking.
+    think: False switches thinking off and True on, where the template knows how; None leaves the default, which is on
+        for most, but off under a `grammar`, because that has no room for thinking.
     tools: definitions as in OpenAI's API, `{"type": "function", "function": {name, description, parameters}}`.
     json_schema: text of a schema that the content must follow. grammar: GBNF for the content; not with tools.
     template_kwargs: further variables of the template, any JSON values.

@@ -10,10 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pagedrun import machine
 from pagedrun.errors import BuildError, DiskFullError, PatchError, SetupError
 from pagedrun.runtime import build, install, manifest, space, store, toolchain
 from pagedrun.runtime.build import TOOLS
@@ -40,6 +42,7 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: Report) -> It
     monkeypatch.setenv("PAGEDRUN_CACHE", str(tmp_path / "cache"))
     bindings = make_bindings(tmp_path / "bindings")
     monkeypatch.setattr(install, "get_bindings", lambda *_: bindings)
+    monkeypatch.setattr(machine, "has_nvidia_gpu", lambda: False)
 
     def run(
         patches: tuple[Patch, ...] = (BUILD_ID_PATCH,), tree: dict[str, str] | None = None, **options: object
@@ -47,7 +50,7 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: Report) -> It
         source = make_sdist(tmp_path / "cache" / "sdist", tree)
         use_sources(monkeypatch, source, patches)
         report.labels.clear()
-        return install.install(Options(cpu=True, **options), report)  # type: ignore[arg-type]
+        return install.install(Options(**{"cpu": True, **options}), report)  # type: ignore[arg-type]
 
     yield run
 
@@ -158,9 +161,9 @@ def test_no_compiler(setup: Setup, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setenv("PATH", path)
     runtime = setup()
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert setup() == runtime  # what is built needs no compiler
+    assert setup(cpu=False) == runtime  # what is built needs no compiler
     with pytest.raises(SetupError):
-        setup(tools=True)
+        setup(cpu=False, tools=True)
 
 
 def test_too_little_space_is_said_before_anything_is_done(
@@ -192,13 +195,50 @@ def test_a_compiler_that_meets_a_full_disk(setup: Setup) -> None:
 def test_clean_keeps_what_is_current(setup: Setup, report: Report) -> None:
     setup()
     runtime = setup(patches=(BUILD_ID_PATCH, ADD_FILE_PATCH))
-    orphan = store.root() / "0123456789abcdef"
-    shutil.copytree(runtime.root, orphan)
     assert install.clean(report) > 1000
-    assert not orphan.exists()
     assert not any(store.build_root().iterdir())
-    assert len(list(store.root().glob("*/manifest.json"))) == 2
+    assert sorted(path.name for path in store.root().iterdir()) == sorted(
+        [runtime.manifest.key, f"current-{runtime.manifest.build_id}"]
+    )
     assert store.find_runtime() == runtime
+
+
+def test_clean_without_a_runtime(setup: Setup, report: Report) -> None:
+    with pytest.raises(BuildError):
+        setup(tree={**TREE, "common/common.cpp": "int broken( {\n"})
+    assert install.clean(report) > 1000
+    assert install.clean(report) == 0
+
+
+def test_what_was_brought_here_is_kept(setup: Setup, report: Report) -> None:
+    runtime = setup(patches=(BUILD_ID_PATCH,))
+    imported = store.Runtime(store.root() / "imported", replace(runtime.manifest, key="imported", imported=True))
+    runtime.root.rename(imported.root)
+    manifest.save(imported.manifest, imported.root)
+    store.set_current(imported)
+    assert setup(cpu=False) == imported
+    assert report.labels == []
+    assert setup() != imported  # --cpu asks for a particular build
+    store.set_current(imported)
+    assert setup(cpu=False, tools=True) != imported  # it has none
+
+
+def test_a_runtime_for_the_gpu_is_not_replaced_by_one_for_the_cpu(setup: Setup) -> None:
+    runtime = setup()
+    on_gpu = store.Runtime(store.root() / "gpu", replace(runtime.manifest, key="gpu", cuda_version="13.0"))
+    runtime.root.rename(on_gpu.root)
+    manifest.save(on_gpu.manifest, on_gpu.root)
+    store.set_current(on_gpu)
+    assert setup(cpu=False) == on_gpu
+    assert setup(cpu=True).manifest.backend == "CPU"
+
+
+def test_a_cache_that_cannot_be_written_to(setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    setup()
+    monkeypatch.setenv("PAGEDRUN_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(SetupError, match="cannot be used: Not a directory"):
+        install.install(Options(), Report())
 
 
 @pytest.fixture

@@ -94,9 +94,9 @@ def test_a_fetched_tool_that_does_not_run(programs: Path, monkeypatch: pytest.Mo
 
 def test_jobs_fit_processors_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert toolchain.default_jobs(64 << 30) == 8
-    assert toolchain.default_jobs(3 << 30) == 3
-    assert toolchain.default_jobs(100 << 20) == 1
+    assert toolchain.default_jobs(64 << 30, 1 << 30) == 8
+    assert toolchain.default_jobs(7 << 30, 2 << 30) == 3
+    assert toolchain.default_jobs(100 << 20, 1 << 30) == 1
 
 
 def test_ccache_keeps_the_users_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ _PORTABLE = "Build for any x86-64 processor with AVX2, not for this one alone."
 _TOOLS = "Also build llama.cpp's own programs: completion, bench, batched-bench, quantize."
 _EXPORT = "Write the runtime to FILE (.tar.xz or .tar.gz), for a machine without a compiler."
 _FROM = "Install the runtime in FILE, which --export wrote; compiles nothing."
-_CLEAN = "Delete build folders, and runtimes that are no longer used."
+_CLEAN = "Delete build folders, and runtimes that this version does not use."
 
 
 def setup(  # noqa: PLR0913, PLR0917 - each is an option of the command

@@ -9,6 +9,7 @@ import shutil
 import tarfile
 import tempfile
 import zlib
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -114,7 +115,8 @@ def _unpack(file: Path, target: Path) -> Manifest:
             if total > _MAX_UNPACKED:
                 raise SetupError(f"{file} cannot be used: it is far too large", hint=_NOT_OURS)
             _extract(tar, member, target)
-        (target / manifests.FILE).write_bytes(data)
+    found = replace(found, imported=True)
+    manifests.save(found, target)
     if not folder_size(target / "lib"):
         raise SetupError(f"{file} cannot be used: it holds no libraries", hint=_NOT_OURS)
     return found

@@ -28,6 +28,10 @@ TOOLS = ("llama-completion", "llama-bench", "llama-batched-bench", "llama-quanti
 _CPU_BYTES = 500 << 20
 _CUDA_BYTES = 3 << 30
 
+# Memory that one compiler takes for the largest of the files.
+_CXX_BYTES = 1 << 30
+_NVCC_BYTES = 2 << 30
+
 _OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=ON",
@@ -149,7 +153,8 @@ class Builder:
                 self.report.progress(label, int(match[1]), int(match[2]))
 
         self.report.progress(label, 0, None)
-        jobs = self.jobs or default_jobs(machine.memory().available)
+        each = _NVCC_BYTES if self.recipe.cuda else _CXX_BYTES
+        jobs = self.jobs or default_jobs(machine.memory().available, each)
         command = [self.ninja, "-C", str(self.objects), f"-j{jobs}", *targets]
         result = run(command, env=self._environment(), log=self.log, on_line=on_line, pass_fds=(self.fd,))
         self._check(result, "the compiler")

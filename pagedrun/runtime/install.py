@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -44,24 +44,26 @@ def install(options: Options, report: Reporter) -> Runtime:
     Raises PlatformError, SetupError and its subclasses.
     """
     machine.require_supported()
+    ready = _ready(options)
     try:
         compiler = toolchain.find_compiler()
     except SetupError:
-        ready = _usable()  # brought from another machine, say
-        if ready is None or (options.tools and not ready.manifest.tools):
+        if ready is None:
             raise
         return ready
     chosen = cuda.choose(report, cpu_only=options.cpu, archs=options.cuda_archs)
+    # What was brought here, or can use the GPU when nothing built here could, is better than a build.
+    if ready is not None and (ready.manifest.imported or (ready.manifest.on_gpu and chosen is None)):
+        return ready
     recipe = Recipe(PINNED, shipped_patches(), compiler, chosen, options.portable)
-    with locked(report) as fd:
+    with locked(report) as fd, space.watched(store.root().parent, "building the runtime"):
         runtime = store.open_runtime(recipe.key)
         if runtime is not None and not _loads(runtime):
             report.warn("the runtime in the cache is damaged; building it again")
             shutil.rmtree(runtime.root)
             runtime = None
         if runtime is None or (options.tools and not runtime.manifest.tools):
-            with space.watched(store.root().parent, "building the runtime"):
-                runtime = _build(recipe, runtime, options, report, fd)
+            runtime = _build(recipe, runtime, options, report, fd)
         store.set_current(runtime)
     return runtime
 
@@ -76,14 +78,20 @@ def locked(report: Reporter) -> Iterator[int]:
 
 
 def clean(report: Reporter) -> int:
-    """Delete build trees, and runtimes that are current for nobody. Returns the bytes freed."""
+    """Delete build trees, and runtimes other than the one that these sources use. Returns the bytes freed."""
     with locked(report):
-        used = {pointer.read_text().strip() for pointer in store.root().glob("current-*")}
+        used: set[str] = set()
+        with suppress(RuntimeLibraryError):
+            runtime = store.find_runtime()
+            used = {runtime.root.name, store.pointer(runtime.manifest.build_id).name}
         doomed = list(store.build_root().glob("*"))
-        doomed += [path for path in store.root().glob("*") if path.is_dir() and path.name not in used]
+        doomed += [path for path in store.root().glob("*") if path.name not in used]
         freed = sum(folder_size(path) for path in doomed)
         for path in doomed:
-            shutil.rmtree(path, ignore_errors=True)
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
     return freed
 
 
@@ -177,8 +185,12 @@ def _loads(runtime: Runtime) -> bool:
     return True
 
 
-def _usable() -> Runtime | None:
+def _ready(options: Options) -> Runtime | None:
+    """The runtime that is current, if it has what is asked for and no particular build is."""
+    if options.cpu or options.cuda_archs or options.portable:
+        return None
     try:
-        return store.find_runtime()
+        runtime = store.find_runtime()
     except RuntimeLibraryError:
         return None
+    return runtime if (runtime.manifest.tools or not options.tools) and _loads(runtime) else None

@@ -23,6 +23,7 @@ class Manifest:
     cpu_flags: instruction sets the processor must have (a native build); empty for a portable one.
     glibc: the C library it needs at least, like "2.34".
     tools: llama.cpp's own programs in bin/, if they were asked for.
+    imported: it was built on another machine.
     """
 
     format: int = FORMAT
@@ -38,6 +39,7 @@ class Manifest:
     glibc: str
     built: str
     tools: tuple[str, ...] = ()
+    imported: bool = False
 
     @property
     def on_gpu(self) -> bool:

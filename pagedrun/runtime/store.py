@@ -69,6 +69,11 @@ def build_root() -> Path:
     return paths.cache_dir() / "build"
 
 
+def pointer(wanted: str) -> Path:
+    """The file that names the runtime to use for a build id."""
+    return root() / f"current-{wanted}"
+
+
 def lock_file() -> Path:
     """The lock that whoever changes the cache holds."""
     return paths.cache_dir() / "setup.lock"
@@ -85,15 +90,14 @@ def find_runtime() -> Runtime:
 
     Raises RuntimeLibraryError when there is none, it belongs to other patches, or to another processor.
     """
-    wanted = build_id()
     try:
-        key = _pointer(wanted).read_text(encoding="ascii").strip()
-    except FileNotFoundError:
+        key = pointer(build_id()).read_text(encoding="ascii").strip()
+    except (FileNotFoundError, NotADirectoryError):
         raise RuntimeLibraryError(_why_absent(), hint=_SETUP_HINT) from None
     runtime = open_runtime(key)
     if runtime is None:
         raise RuntimeLibraryError("the runtime has been deleted", hint=_SETUP_HINT)
-    if runtime.manifest.build_id != wanted:
+    if runtime.manifest.build_id != build_id():
         raise RuntimeLibraryError(_why_absent(), hint=_SETUP_HINT)
     missing = missing_instructions(runtime.manifest)
     if missing:
@@ -105,10 +109,10 @@ def find_runtime() -> Runtime:
 
 def set_current(runtime: Runtime) -> None:
     """Make this the runtime of its build id."""
-    pointer = _pointer(runtime.manifest.build_id)
-    aside = pointer.with_name(f"{pointer.name}.{os.getpid()}")
+    file = pointer(runtime.manifest.build_id)
+    aside = file.with_name(f"{file.name}.{os.getpid()}")
     aside.write_text(runtime.manifest.key + "\n", encoding="ascii")
-    aside.replace(pointer)
+    aside.replace(file)
 
 
 def cpu_notice(runtime: Runtime) -> str | None:
@@ -148,10 +152,6 @@ def _load_hint(message: str) -> str:
     if "libcublas" in message or "libcudart" in message:
         return "install NVIDIA's libraries of that version (for CUDA 13.0: libcublas-13-0 and cuda-cudart-13-0)"
     return "build it here: pagedrun setup"
-
-
-def _pointer(wanted: str) -> Path:
-    return root() / f"current-{wanted}"
 
 
 def anything_built() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,12 +91,14 @@ def _get(name: str, requirement: str, find: Callable[[], str | None], report: Re
     report.progress(f"Fetching {name}", 0, None)
     target = paths.cache_dir() / "tools" / name
     shutil.rmtree(target, ignore_errors=True)
-    pip(
-        ["install", "--no-deps", "--only-binary", ":all:", "--target", str(target), requirement],
-        purpose=f"fetching {name}",
-        scratch=paths.cache_dir() / "tools" / "tmp",
-        fd=fd,
-    )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="fetch-", dir=target.parent) as scratch:
+        pip(
+            ["install", "--no-deps", "--only-binary", ":all:", "--target", str(target), requirement],
+            purpose=f"fetching {name}",
+            scratch=Path(scratch),
+            fd=fd,
+        )
     found = find()
     if not found:
         raise SetupError(f"the package {name} does not run here", hint=f"install {name} with your package manager")
@@ -118,9 +121,9 @@ def _program(variable: str, names: tuple[str, ...]) -> str | None:
     return next((found for name in names if (found := shutil.which(name))), None)
 
 
-def default_jobs(available_bytes: int) -> int:
-    """How many compilers to run at once: one per processor we may use, and 1 GiB of free memory for each."""
-    return max(1, min(len(os.sched_getaffinity(0)), available_bytes >> 30))
+def default_jobs(available_bytes: int, bytes_each: int) -> int:
+    """How many compilers to run at once: one per processor we may use, as far as free memory goes."""
+    return max(1, min(len(os.sched_getaffinity(0)), available_bytes // bytes_each))
 
 
 def cache_environment(root: Path) -> dict[str, str]:

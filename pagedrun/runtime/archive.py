@@ -72,7 +72,8 @@ def install_from(file: Path, report: Reporter) -> Runtime:
                 with space.watched(store.root(), "unpacking the runtime"):
                     found = _unpack(file, aside)
             except _DAMAGED as e:
-                raise SetupError(f"{file} cannot be used: {e}", hint=_NOT_OURS) from e
+                reason = str(e).partition("\n")[0].rstrip(":")  # tarfile lists every format that it has tried
+                raise SetupError(f"{file} cannot be used: {reason}", hint=_NOT_OURS) from e
             check_loads(Runtime(aside, found), report)
             target = store.root() / found.key
             if target.exists():

@@ -49,6 +49,7 @@ def follow(answer: Answer, view: AnswerView) -> Said:
         while True:
             if interrupted.is_set() and not cancelled:
                 answer.cancel()
+                view.stopping()
                 cancelled = True
             try:
                 arrived = arriving.get(timeout=_TICK_S)

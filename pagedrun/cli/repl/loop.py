@@ -69,8 +69,11 @@ class Chat:
         self._last_interrupt = now
 
     def _ask(self, conversation: Conversation, question: str) -> None:
-        conversation = self._make_room(conversation, question)
         request, rendered = self.state.request(conversation, question)
+        roomy = self._make_room(conversation, question, Room(len(request.prompt), self.state.context_size))
+        if roomy is not conversation:
+            conversation = roomy
+            request, rendered = self.state.request(conversation, question)
         answer = generate.ask(self.state.service, request, rendered)
         view = self.state.output.view(show_thinking=self.state.settings.value("show_thinking"))
         said = follow(answer, view)
@@ -98,12 +101,11 @@ class Chat:
         if end is FinishReason.CONTEXT:
             self._cut_off()
 
-    def _make_room(self, conversation: Conversation, question: str) -> Conversation:
+    def _make_room(self, conversation: Conversation, question: str, room: Room) -> Conversation:
         """The conversation to send: the same, or with its oldest turns dropped after asking.
 
         Warns when an answer may be cut off. Raises ContextLengthError when the prompt does not fit.
         """
-        room = Room(self.state.count(conversation, question), self.state.context_size)
         if not room.is_low:
             return conversation
         plan = None

@@ -33,6 +33,10 @@ class AnswerView(Protocol):
         """Nothing new, but time has passed."""
         ...
 
+    def stopping(self) -> None:
+        """The user does not want more; the end may take a step."""
+        ...
+
     def close(self) -> None:
         """The answer is over: show what is left and leave the cursor on a new line."""
         ...
@@ -58,6 +62,9 @@ class PlainView:
 
     def tick(self) -> None:
         """Plain text has no clock."""
+
+    def stopping(self) -> None:
+        """Nothing to show."""
 
     def close(self) -> None:
         """End the line."""
@@ -95,7 +102,7 @@ class LiveView:
         self._thoughts = ""  # not yet printed
         self._text = ""  # not yet printed
         self._printed = False  # any block, so that the next one needs a blank line before it
-        self._waiting_for = "reading the prompt"
+        self._waiting_for, self._thinking = "reading the prompt", "thinking"
 
     def add(self, delta: AnswerDelta) -> None:
         """Take it in; draw if it is time for a frame."""
@@ -124,9 +131,9 @@ class LiveView:
         self._region.update(permanent=self._block(text) if text else None)
         self._text = ""
 
-    def waiting_for(self, what: str) -> None:
-        """What the dim line says while nothing comes."""
-        self._waiting_for = what
+    def stopping(self) -> None:
+        """Say so where nothing else is to be seen: a step on a slow machine can take seconds."""
+        self._waiting_for = self._thinking = "stopping"
 
     def _frame(self) -> None:
         if self._thinking_since is not None:
@@ -138,7 +145,7 @@ class LiveView:
 
     def _frame_of_thinking(self) -> None:
         if not self._show_thinking:
-            self._region.update(tail=self._status("thinking", self._thinking_since or self._began))
+            self._region.update(tail=self._status(self._thinking, self._thinking_since or self._began))
             return
         whole, _, rest = self._thoughts.rpartition("\n")
         self._thoughts = rest

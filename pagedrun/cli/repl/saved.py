@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import tempfile
 from datetime import datetime, timezone
@@ -54,8 +53,10 @@ def save(conversation: Conversation, name: str, *, model: str) -> Path:
             file.write("\n")
     except OSError as e:
         raise PagedrunError(f"cannot write {path}: {e.strerror}") from e
+    aside = Path(file.name)
     try:
-        os.link(file.name, path)  # unlike a rename, fails when the name is taken meanwhile
+        path.touch(mode=0o600, exist_ok=False)  # claims the name, which a rename alone would take from another chat
+        aside.replace(path)
     except FileExistsError:
         raise UsageError(
             f"there already is a chat named {name}", hint=f"choose another name, or delete {path}"
@@ -63,7 +64,7 @@ def save(conversation: Conversation, name: str, *, model: str) -> Path:
     except OSError as e:
         raise PagedrunError(f"cannot write {path}: {e.strerror}") from e
     finally:
-        Path(file.name).unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
     return path
 
 

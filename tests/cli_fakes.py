@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pagedrun.chat_types import Message, ReplyDelta
+from pagedrun.chat.types import Message, ReplyDelta
 from pagedrun.cli import main
 from pagedrun.engine import Engine
 from pagedrun.errors import PagedrunError

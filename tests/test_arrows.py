@@ -18,7 +18,7 @@ ROOMS: list[tuple[str, ...]] = [
     ("errors", "units", "model"),
     ("paths", "sampling", "memory", "machine"),
     ("config", "request", "gguf_file", "catalog"),
-    ("step", "text", "chat", "chat_jinja", "chat_reply", "chat_types"),
+    ("step", "text", "chat"),
     ("scheduler",),
     ("engine",),
     ("runtime",),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pagedrun.chat import ChatOptions, ChatTemplates, Message, ToolCall
-from pagedrun.chat_jinja import JinjaTemplate
+from pagedrun.chat.jinja import JinjaTemplate
 from pagedrun.errors import TemplateError
 from pagedrun.request import Grammar, GrammarTrigger
 from tests.chat_doors import FakeDoor, TemplateFileDoor

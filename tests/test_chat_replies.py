@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedrun.chat import ChatTemplates, Message, ReplyDelta, ReplyParser, ToolCall, ToolCallDelta
-from pagedrun.chat_jinja import TagReplies
+from pagedrun.chat.jinja import TagReplies
 from pagedrun.errors import TemplateError
 from tests.chat_doors import PARAMS, FakeDoor
 

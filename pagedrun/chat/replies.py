@@ -7,7 +7,7 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pagedrun.chat_types import Message, ReplyDelta, ReplyDoor, ToolCall, ToolCallDelta
+from pagedrun.chat.types import Message, ReplyDelta, ReplyDoor, ToolCall, ToolCallDelta
 from pagedrun.errors import TemplateError
 
 _ID_CHARACTERS = string.ascii_letters + string.digits

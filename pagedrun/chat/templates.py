@@ -1,7 +1,4 @@
-"""Chat: messages to a prompt through the model's template, and the model's reply back to a message.
-
-The work is llama.cpp's (`native.door` behind the protocols of `chat_types`); this module decides what to ask of it.
-"""
+"""Messages to a prompt through the model's template: what to ask of llama.cpp, and what its answer means for us."""
 
 from __future__ import annotations
 
@@ -11,31 +8,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pagedrun.chat_jinja import JinjaTemplate, TagReplies, opens_thinking
-from pagedrun.chat_reply import ReplyParser
-from pagedrun.chat_types import (
+from pagedrun.chat.jinja import JinjaTemplate, TagReplies, opens_thinking
+from pagedrun.chat.replies import ReplyParser
+from pagedrun.chat.types import (
     ChatDoor,
     ChatOptions,
     Message,
     RenderedChat,
-    ReplyDelta,
     TemplateDoor,
-    ToolCall,
-    ToolCallDelta,
 )
 from pagedrun.errors import GrammarError, ParameterError, TemplateError
 from pagedrun.request import Grammar, GrammarKind, GrammarTrigger, Reasoning
-
-__all__ = [
-    "ChatOptions",
-    "ChatTemplates",
-    "Message",
-    "RenderedChat",
-    "ReplyDelta",
-    "ReplyParser",
-    "ToolCall",
-    "ToolCallDelta",
-]
 
 _TRIGGER_WORD = 1  # COMMON_GRAMMAR_TRIGGER_TYPE_WORD
 

@@ -37,6 +37,7 @@ class ModelSpec:
 
     source: "pypi:PACKAGE==VERSION" or "hf:OWNER/REPO[@REVISION]"; file: the path inside it.
     size in bytes, context in tokens; None where not known.
+    chat_template: replaces the one in the file; None keeps it.
     think: what to ask of the chat template when the user does not say; None leaves it to the template.
     sampling: recommended settings by mode: "" for any, "thinking", "plain".
     """
@@ -51,6 +52,7 @@ class ModelSpec:
     license: str | None = None
     context: int | None = None
     task: str = "generate"
+    chat_template: str | None = None
     think: bool | None = None
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -170,6 +172,7 @@ def _problem(key: str, value: Any) -> str | None:
         "size": (is_count, "a number of bytes"),
         "context": (is_count, "a number of tokens"),
         "sha256": (is_text and bool(_SHA256.fullmatch(value)), "64 hexadecimal digits"),
+        "chat_template": (is_text, "a template's text"),
         "think": (isinstance(value, bool), "true or false"),
         "task": (value in TASKS, f"one of {', '.join(TASKS)}"),
         "sampling": (isinstance(value, dict), "a table"),

@@ -52,7 +52,8 @@ def open_model(located: hub.LocatedModel, engine: EngineOptions, template: Templ
     from pagedrun.runtime import store
 
     config = engine.settings()
-    template_text = template.template_text()
+    spec = located.spec
+    template_text = template.template_text() or (spec.chat_template if spec else None)
     runtime = ensure_runtime()
     if notice := store.cpu_notice(runtime):
         console.note(notice)
@@ -63,7 +64,7 @@ def open_model(located: hub.LocatedModel, engine: EngineOptions, template: Templ
         service = load_service(
             located.path,
             config,
-            sampling_defaults=located.spec.sampling_for(think=template.think) if located.spec else {},
+            sampling_defaults=spec.sampling_for(think=template.think) if spec else {},
             chat_template=template_text,
             on_progress=progress,
             verbose=console.verbose,

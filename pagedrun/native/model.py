@@ -113,6 +113,8 @@ class NativeModel:
             text = self.meta(key.decode()) if key else None
             if text is not None:
                 found[name] = kind(float(text))
+        if found.get("repeat_last_n", 0) < 0:  # "the whole context" in older files; this llama.cpp has no such value
+            del found["repeat_last_n"]
         return found
 
 

@@ -19,6 +19,7 @@ from tests.runtime_fakes import Report
 NVCC = """#!/bin/sh
 case "$*" in
     *--version*) echo "Cuda compilation tools, release {version}, V{version}.1" ;;
+    *--dryrun*) echo '#$ LIBRARIES=  "-L{folder}/lib/stubs" "-L{folder}/lib" "-L{folder}/none"' >&2 ;;
     *--list-gpu-arch*) for arch in {archs}; do echo "compute_$arch"; done ;;
     *-E*) {header} ;;
     *-lcublas*) {link} ;;
@@ -39,7 +40,8 @@ def no_other_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toolkit:
     def make(version: str = "13.0", archs: str = "75 86 90 120", header: str = "true", link: str = "true") -> str:
         nvcc = tmp_path / "nvcc"
-        nvcc.write_text(NVCC.format(version=version, archs=archs, header=header, link=link))
+        (tmp_path / "lib" / "stubs").mkdir(parents=True, exist_ok=True)
+        nvcc.write_text(NVCC.format(folder=tmp_path, version=version, archs=archs, header=header, link=link))
         nvcc.chmod(0o755)
         monkeypatch.setenv("CUDACXX", str(nvcc))
         return str(nvcc)
@@ -60,10 +62,12 @@ def test_without_a_gpu_the_toolkit_is_not_even_looked_at(toolkit: Toolkit, monke
     assert report.lines == []
 
 
-def test_gpus_and_toolkit(toolkit: Toolkit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_and_toolkit(toolkit: Toolkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvcc = toolkit()
     has_gpus(monkeypatch, "120", "86", "86", "61")  # one is too old; the others are enough
-    assert cuda.choose(Report(), cpu_only=False, archs=()) == cuda.Cuda(nvcc, (13, 0), ("86", "120"))
+    assert cuda.choose(Report(), cpu_only=False, archs=()) == cuda.Cuda(
+        nvcc, (13, 0), ("86", "120"), (str(tmp_path / "lib"),)
+    )
 
 
 def test_cpu_was_asked_for(toolkit: Toolkit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +80,8 @@ def test_archs_do_not_need_a_gpu(toolkit: Toolkit, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(machine, "has_nvidia_gpu", lambda: False)
     nvcc = toolkit("12.4")
     chosen = cuda.choose(Report(), cpu_only=False, archs=("90", "86", "90"))
-    assert chosen == cuda.Cuda(nvcc, (12, 4), ("86", "90"))
+    assert chosen is not None
+    assert (chosen.nvcc, chosen.version, chosen.archs) == (nvcc, (12, 4), ("86", "90"))
 
 
 @pytest.mark.parametrize(("arch", "message"), [("70", "7.0 is not supported"), ("native", "not a compute capability")])
@@ -160,7 +165,7 @@ def test_cuda_changes_options_and_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "-DCMAKE_CUDA_ARCHITECTURES=86;89" in recipes[4].options
     # Where the tools lie does not matter.
     assert Recipe(PINNED, (), Compiler("/x/gcc", "/x/g++", "12")).key == keys[0]
-    assert Recipe(PINNED, (), compiler, cuda.Cuda("/b/nvcc", (13, 0), ("86",))).key == keys[3]
+    assert Recipe(PINNED, (), compiler, cuda.Cuda("/b/nvcc", (13, 0), ("86",), ("/b/lib",))).key == keys[3]
     # Flags from the environment reach the compiler, so they do.
     monkeypatch.setenv("CXXFLAGS", "-O1")
     assert Recipe(PINNED, (), compiler).key != keys[0]

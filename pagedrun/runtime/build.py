@@ -32,6 +32,8 @@ _CUDA_BYTES = 3 << 30
 _CXX_BYTES = 1 << 30
 _NVCC_BYTES = 2 << 30
 
+# Libraries lie beside each other, programs beside the folder of the libraries; the whole can be moved.
+_RPATH = "$ORIGIN;$ORIGIN/../lib"
 _OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=ON",
@@ -45,9 +47,8 @@ _OPTIONS = (
     # Not from git: the cache may lie inside somebody's repository.
     f"-DLLAMA_BUILD_COMMIT={LLAMA_CPP_COMMIT}",
     "-DLLAMA_BUILD_NUMBER=1",
-    # Libraries lie beside each other, programs beside the folder of the libraries; the whole can be moved.
     "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON",
-    "-DCMAKE_INSTALL_RPATH=$ORIGIN;$ORIGIN/../lib",
+    f"-DCMAKE_INSTALL_RPATH={_RPATH}",
 )
 _NATIVE = ("-DGGML_NATIVE=ON",)
 # What every x86-64 processor since 2013 (Haswell) and 2015 (Excavator) has.
@@ -84,8 +85,6 @@ class Recipe:
             "-DGGML_CUDA=ON",
             "-DGGML_CUDA_NCCL=OFF",
             f"-DCMAKE_CUDA_ARCHITECTURES={';'.join(self.cuda.archs)}",
-            # The toolkit's libraries are not always where the loader looks.
-            "-DCMAKE_INSTALL_RPATH_USE_LINK_PATH=ON",
             # The driver's libcuda.so.1 may be absent here, when building for another machine.
             "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--allow-shlib-undefined",
         )
@@ -142,7 +141,8 @@ class Builder:
         # Also keeps sccache out, whose server would go on running.
         command += [f"-DGGML_CCACHE={'ON' if self.ccache else 'OFF'}"]
         if cuda:
-            command += [f"-DCMAKE_CUDA_COMPILER={cuda.nvcc}"]
+            # The toolkit's libraries are not always where the loader looks.
+            command += [f"-DCMAKE_CUDA_COMPILER={cuda.nvcc}", f"-DCMAKE_INSTALL_RPATH={';'.join((_RPATH, *cuda.libs))}"]
         self._check(run(command, env=self._environment(), log=self.log, pass_fds=(self.fd,)), "cmake")
 
     def compile(self, targets: Sequence[str], label: str) -> None:

@@ -29,11 +29,12 @@ int main() { cublasHandle_t h; return cublasCreate(&h) + cuInit(0); }
 
 @dataclass(frozen=True)
 class Cuda:
-    """A usable CUDA toolkit and what to build for; `archs` like ("75", "86")."""
+    """A usable CUDA toolkit and what to build for: `archs` like ("75", "86"), `libs` where cuBLAS lies."""
 
     nvcc: str
     version: tuple[int, int]
     archs: tuple[str, ...]
+    libs: tuple[str, ...] = ()
 
     @property
     def version_text(self) -> str:
@@ -72,6 +73,14 @@ def nvcc_version(nvcc: str) -> tuple[int, int] | None:
     """(13, 0), or None if it does not run."""
     match = re.search(r"release (\d+)\.(\d+)", output_of([nvcc, "--version"]) or "")
     return (int(match[1]), int(match[2])) if match else None
+
+
+def library_folders(nvcc: str) -> tuple[str, ...]:
+    """Where the toolkit links from, without its stubs: the loader does not look there by itself everywhere."""
+    plan = output_of([nvcc, "--dryrun", "-x", "cu", os.devnull, "-o", os.devnull]) or ""
+    line = next((line for line in plan.splitlines() if line.startswith("#$ LIBRARIES=")), "")
+    folders = (Path(folder) for folder in re.findall(r'"-L([^"]+)"', line))
+    return tuple(str(folder.resolve()) for folder in folders if folder.name != "stubs" and folder.is_dir())
 
 
 def install_hint(version: tuple[int, int] = (13, 0)) -> str:
@@ -140,7 +149,7 @@ def _toolkit(archs: tuple[str, ...]) -> Cuda:
             f"CUDA {version[0]}.{version[1]} does not know compute capability {', '.join(map(_dotted, unknown))}",
             hint="install a newer CUDA toolkit, or choose with --cuda-arch",
         )
-    return Cuda(nvcc, version, archs)
+    return Cuda(nvcc, version, archs, library_folders(nvcc))
 
 
 def _installed_archs() -> tuple[str, ...]:

@@ -308,7 +308,9 @@ def test_a_reader_that_goes_away_ends_it_quietly(tmp_path: Path) -> None:
 def test_limits_and_settings_come_from_the_command_line(tmp_path: Path) -> None:
     with program(tmp_path, "-n", "3", "--temp", "0.25", "--no-think") as p:
         out, _ = p.communicate(b"chars 50\n/set temp\n/set think\n", timeout=60)
-    assert out.decode() == "xxx\ntemperature = 0.25 (command line)\nthink = off (command line)\n"
+    lines = out.decode().split("\n")
+    assert lines[:3] == ["xxx", "temperature = 0.25 (command line)", "think = off (command line)"]
+    assert "let the model think" in lines[3]
     with program(tmp_path, "-n", "0") as p:
         _, err = p.communicate(b"", timeout=60)
     assert p.returncode == 2 and b"--max-tokens" in err

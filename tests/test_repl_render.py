@@ -21,7 +21,7 @@ from tests.repl_fakes import MARKDOWN
 
 LINES = st.sampled_from(
     """text|more text|# head|#|#tag|===|---|- item|  - inner|1. one|1.|> quote|```|```python|code()|    indented
-||***|***bold***|<b>x</b>|*a* `b`|a ! b|--!--|1 ! 2""".replace("\n", "|").split("|")
+||***|***bold***|<b>x</b>|[a]: /b|[a]|*a* `b`|a ! b|--!--|1 ! 2""".replace("\n", "|").split("|")
 ).map(lambda line: line.replace("!", "|"))
 documents = st.lists(LINES, max_size=14).map("\n".join)
 
@@ -63,6 +63,35 @@ def console(cols: int = 60, rows: int = 20) -> Console:
 @given(st.one_of(documents, st.text(max_size=200)), st.sampled_from([1, 2, 20, 80]))
 def test_anything_can_be_rendered_at_any_width(text: str, cols: int) -> None:
     console(cols).print(rendered(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[![alt](a.png)](http://example.org)",
+        "[text](http://example.org) ![alt](b.png)",
+        "| ![a](b) | [c](d) |\n|---|---|\n| `x` | **y** |",
+        "> - 1. ```\n>   code\n\n- [ ] todo",
+        "# [a](b)\n\n" + "> " * 60 + "deep",
+        "```nosuchlanguage\nx\n```",
+        "[a]: http://example.org",
+        "*" * 500 + "[" * 500,
+    ],
+)
+def test_unusual_markdown_is_shown_somehow(text: str) -> None:
+    c = console(40)
+    c.print(rendered(text))
+    assert c.file.getvalue().strip()  # type: ignore[attr-defined]
+
+
+def test_what_rich_cannot_show_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("rich.markdown.Paragraph.__rich_console__", broken)
+    c = console(40)
+    c.print(rendered("some **text**"))
+    assert "some **text**" in c.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_html_and_line_breaks_stay_visible() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.repl_fakes import MARKDOWN
 from tests.repl_terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, TAB, UP, Terminal
 
 Start = Callable[..., Terminal]
@@ -257,3 +258,42 @@ def test_a_full_context_offers_to_drop_the_oldest_turns(start: Start) -> None:
     t.send("y" + ENTER)
     t.wait_for("the oldest turn is no longer sent to the model: 183 tokens freed")
     t.wait_for("^y{79}$")
+
+
+def test_a_dumb_terminal_gets_plain_text(start: Start) -> None:
+    t = start(TERM="dumb")
+    t.wait_for("Ctrl-D leaves")
+    t.send("md" + ENTER)
+    t.wait_for("^The end.$")
+    assert "A paragraph with **bold** text" in t.text
+    t.raw = ""
+    t.send("escape" + ENTER)
+    t.wait_for("ownedc")
+    assert "\x1b" not in t.raw
+    t.send(CTRL_D)
+    assert t.wait_for_exit() == 0
+
+
+def test_answers_can_go_to_a_file_while_the_chat_is_on_the_terminal(start: Start, tmp_path: Path) -> None:
+    answers = tmp_path / "answers.md"
+    redirect = f"import os, sys; os.dup2(os.open({str(answers)!r}, os.O_CREAT | os.O_WRONLY), 1); "
+    run = "sys.argv[1:] = []; from tests.repl_program import run; run(4096, 0, [])"
+    t = Terminal("-c", redirect + run, env={"PAGEDRUN_STATE": str(tmp_path)})
+    try:
+        ready(t)
+        t.send("md" + ENTER)
+        t.wait_for(r"^> md\n>\s*$")
+        t.send(CTRL_D)
+        assert t.wait_for_exit() == 0
+    finally:
+        t.close()
+    assert answers.read_text() == MARKDOWN
+
+
+def test_a_state_folder_that_cannot_be_written_does_not_stop_the_chat(start: Start) -> None:
+    t = start(PAGEDRUN_STATE="/proc/nothing")
+    t.wait_for("the input history is not kept")
+    t.send("hi" + ENTER)
+    t.wait_for("^you said hi$")
+    t.send("/save x" + ENTER)
+    t.wait_for("error: cannot write /proc/nothing")

@@ -62,7 +62,7 @@ def _talk(service: Service, system: str | None, settings: Settings, located: Loc
     from pagedrun.cli.repl.conversation import Conversation
     from pagedrun.cli.repl.loop import Chat
     from pagedrun.cli.repl.output import Output
-    from pagedrun.cli.repl.prompt import open_reader
+    from pagedrun.cli.repl.prompt import clean, open_reader
     from pagedrun.cli.repl.settings import NAMES
     from pagedrun.cli.repl.state import ChatState
     from pagedrun.paths import state_dir
@@ -72,7 +72,7 @@ def _talk(service: Service, system: str | None, settings: Settings, located: Loc
     if reader.interactive:
         console.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
     state = ChatState(
-        service=service, output=Output(), settings=settings, conversation=Conversation(system=system or "")
+        service=service, output=Output(), settings=settings, conversation=Conversation(system=clean(system or ""))
     )
     return Chat(state, reader).run()
 
@@ -94,9 +94,9 @@ def _settings(sampling: Any, chat_flags: dict[str, Any], service: Service, spec:
 def _greet(service: Service, located: LocatedModel) -> None:
     """What answers, and, for who has not chosen, what else could."""
     model = service.model
+    name = located.spec.title if located.spec else ""  # files often carry the name of a training run
     facts = [
-        model.name,
-        model.quantization,
+        name or f"{model.name} · {model.quantization}",
         units.size(model.size_bytes),
         f"context {units.count(service.limits.max_seq_len, 'token')}",
         model.device,

@@ -9,6 +9,7 @@ from pagedrun import units
 from pagedrun.cli import console
 from pagedrun.cli.repl import commands, saved
 from pagedrun.cli.repl.conversation import Conversation
+from pagedrun.cli.repl.settings import CHAT
 from pagedrun.cli.repl.state import ChatState
 from pagedrun.errors import UsageError
 
@@ -115,6 +116,8 @@ def _set(state: ChatState, text: str) -> Next:
         return None
     shown = state.settings.set(name, value.strip()) if value.strip() else state.settings.show(name)
     state.output.line(f"{shown.name} = {shown.value} ({shown.origin})")
+    if not value and shown.name in CHAT:
+        state.output.line(CHAT[shown.name][1])
     return None
 
 

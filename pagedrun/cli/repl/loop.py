@@ -74,9 +74,13 @@ class Chat:
         if roomy is not conversation:
             conversation = roomy
             request, rendered = self.state.request(conversation, question)
-        answer = generate.ask(self.state.service, request, rendered)
         view = self.state.output.view(show_thinking=self.state.settings.value("show_thinking"))
-        said = follow(answer, view)
+        answer = generate.ask(self.state.service, request, rendered)
+        try:
+            said = follow(answer, view)
+        except BaseException:
+            answer.cancel()  # nobody is left to read it, and the next question would have to wait for it
+            raise
         if said.finished is None or (said.error and said.finished.reason not in _UNFINISHED):
             raise said.error or EngineError("the answer did not end")
         self.state.stats.add(said.finished)

@@ -28,35 +28,46 @@ class _Code(CodeBlock):
 
 
 class _Markdown(Markdown):
+    """rich's markdown; a text that it cannot show is shown as it is."""
+
     elements = {**Markdown.elements, "fence": _Code, "code_block": _Code}  # noqa: RUF012 - rich's own form
+
+    def __init__(self, text: str) -> None:
+        super().__init__("", code_theme=_CODE_THEME, hyperlinks=False)
+        self.markup = text
+        self.parsed = _parser().parse(text)
+        for token in _every(self.parsed):
+            if token.type == "softbreak":
+                token.type = "hardbreak"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        try:
+            segments = list(super().__rich_console__(console, options))
+        except Exception:  # what a model writes must not end the chat
+            segments = [Text(self.markup)]
+        yield from segments
 
 
 @functools.cache
 def _parser() -> MarkdownIt:
     from markdown_it import MarkdownIt
 
-    # rich leaves HTML out; as text it stays visible.
-    return MarkdownIt().enable(["strikethrough", "table"]).disable(["html_block", "html_inline"])
+    # rich leaves HTML out, and link definitions are invisible by nature; as text they are seen.
+    return MarkdownIt().enable(["strikethrough", "table"]).disable(["html_block", "html_inline", "reference"])
 
 
 def rendered(text: str) -> RenderableType:
     """`text` as rich shows markdown, except that HTML stays visible and a line break stays one."""
-    markdown = _Markdown("", code_theme=_CODE_THEME, hyperlinks=False)
     try:
-        markdown.parsed = _parser().parse(text)
-    except Exception:  # a parser that fails on what a model wrote must not end the chat
+        return _Markdown(text)
+    except Exception:  # see above: the parser has limits of its own
         return Text(text)
-    for token in _every(markdown.parsed):
-        if token.type == "softbreak":
-            token.type = "hardbreak"
-    return markdown
 
 
 def finished_length(text: str) -> int:
     """How many characters at the front of `text` are whole blocks that no further text can change.
 
     The last block is never finished, and neither is the last line: "#" may become a heading or a "#tag".
-    Link reference definitions are the exception to the rule (they reach back); they are shown as written.
     """
     whole_lines = text[: text.rfind("\n") + 1]
     try:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
+from pagedrun.cli import console
 from pagedrun.cli.repl import commands
 from pagedrun.errors import UsageError
 
@@ -76,8 +77,9 @@ class TerminalReader:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.output import create_output
 
-        # The terminal may be on stderr only: `pagedrun chat > answers.md`.
-        self._output = create_output(always_prefer_tty=True)
+        # The terminal may be on stderr only: `pagedrun chat > answers.md`. Otherwise prompt_toolkit is to choose,
+        # as it spares a dumb terminal its escape sequences only then.
+        self._output = None if console.is_terminal(sys.stdout) else create_output(always_prefer_tty=True)
         self._session: PromptSession[str] = PromptSession(
             message=_PROMPT,
             multiline=True,

@@ -24,9 +24,9 @@ from pagedrun.runtime.toolchain import Compiler, cache_environment, default_jobs
 LIBRARIES = ("llama", "llama-common")
 TOOLS = ("llama-completion", "llama-bench", "llama-batched-bench", "llama-quantize")
 
-# Measured: objects, libraries and the unpacked sources, with room for a newer compiler's.
-_CPU_BYTES = 500 << 20
-_CUDA_BYTES = 3 << 30
+# Measured (110 MiB, and 250 MiB with CUDA for one architecture), with room for several and for other compilers.
+_CPU_BYTES = 300 << 20
+_CUDA_BYTES = 1 << 30
 
 # Memory that one compiler takes for the largest of the files.
 _CXX_BYTES = 1 << 30

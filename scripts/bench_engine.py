@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -35,6 +36,7 @@ from pagedrun.runtime.store import find_runtime
 from pagedrun.sampling import SamplingParams
 from pagedrun.service import Service
 
+USERS_ENVIRONMENT = dict(os.environ)  # loading our library changes it, and llama.cpp's programs must not inherit that
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 PARALLEL, EACH = 8, 128  # requests at once; tokens of prompt and of answer
 
@@ -137,7 +139,7 @@ class Bench:
 
     def _run(self, tool: str, *arguments: str) -> str:
         command = [str(find_runtime().bin / tool), "-m", str(self.model), "-t", str(self.threads), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=USERS_ENVIRONMENT).stdout
 
 
 class _Overhead:

@@ -10,6 +10,7 @@ on another processor may rightly choose the other one.
 from __future__ import annotations
 
 import argparse
+import codecs
 import json
 import subprocess
 import sys
@@ -57,9 +58,11 @@ def of_llama_cpp(model: Path, prompt: str, threads: int) -> str:
         str(find_runtime().bin / "llama-completion"), "-m", str(model), "-no-cnv", "--no-display-prompt", "--no-warmup",
         "--temp", "0", "-n", str(N_TOKENS), "-t", str(threads), "-p", prompt,
     ]  # fmt: skip
-    out = subprocess.run(command, capture_output=True, check=True, stdin=subprocess.DEVNULL).stdout.decode()
-    # The program ends its output with two newlines of its own, or with a note that the text ended.
-    return out.removesuffix("\n\n").removesuffix(" [end of text]")
+    out = subprocess.run(command, capture_output=True, check=True, stdin=subprocess.DEVNULL).stdout
+    # The program ends its output with two newlines of its own, and with a note if the text ended.
+    out = out.removesuffix(b"\n\n").removesuffix(b" [end of text]")
+    # It prints the bytes of each token, also of half a character at the end; pagedrun never does.
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(out)
 
 
 def of_pagedrun(model: Path, prompt: str, threads: int) -> str:

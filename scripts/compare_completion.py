@@ -53,10 +53,10 @@ PROMPTS = (
 )  # fmt: skip
 
 
-def of_llama_cpp(model: Path, prompt: str, threads: int) -> str:
+def of_llama_cpp(model: Path, prompt: str, threads: int, gpu_layers: int) -> str:
     command = [
         str(find_runtime().bin / "llama-completion"), "-m", str(model), "-no-cnv", "--no-display-prompt", "--no-warmup",
-        "--temp", "0", "-n", str(N_TOKENS), "-t", str(threads), "-p", prompt,
+        "--temp", "0", "-n", str(N_TOKENS), "-t", str(threads), "-ngl", str(gpu_layers), "-p", prompt,
     ]  # fmt: skip
     out = subprocess.run(command, capture_output=True, check=True, stdin=subprocess.DEVNULL).stdout
     # The program ends its output with two newlines of its own, and with a note if the text ended.
@@ -65,10 +65,10 @@ def of_llama_cpp(model: Path, prompt: str, threads: int) -> str:
     return codecs.getincrementaldecoder("utf-8")("replace").decode(out)
 
 
-def of_pagedrun(model: Path, prompt: str, threads: int) -> str:
+def of_pagedrun(model: Path, prompt: str, threads: int, gpu_layers: int) -> str:
     command = [
         sys.executable, "-m", "pagedrun", "complete", "--raw", "-m", str(model), "-n", str(N_TOKENS), "--temp", "0",
-        "--threads", str(threads),
+        "--threads", str(threads), "--gpu-layers", str(gpu_layers),
     ]  # fmt: skip
     return subprocess.run(command, input=prompt.encode(), capture_output=True, check=True).stdout.decode()
 
@@ -92,18 +92,23 @@ def vectors(model: Path, threads: int) -> list[dict[str, object]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", action="store_true")
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--gpu-layers", type=int, default=0)
+    parser.add_argument("--name", default="cpu", help="of the result files")
     parser.add_argument("--threads", type=int, default=physical_cores())
     args = parser.parse_args()
-    model = hub.fetch_default_model()
+    model = args.model or hub.fetch_default_model()
     rows = []
     for prompt in PROMPTS:
-        theirs, ours = of_llama_cpp(model, prompt, args.threads), of_pagedrun(model, prompt, args.threads)
+        theirs, ours = (run(model, prompt, args.threads, args.gpu_layers) for run in (of_llama_cpp, of_pagedrun))
         rows.append(
             {"prompt": repr(prompt), "answer": repr(ours), "same": "yes" if ours == theirs else f"NO: {theirs!r}"}
         )
     same = sum(row["same"] == "yes" for row in rows)
     note = f"{same} of {len(rows)} the same, {N_TOKENS} greedy tokens each, {model.name}"
-    bench.write("completions", "pagedrun complete against llama-completion of the same build", rows, notes=[note])
+    bench.write(
+        f"completions-{args.name}", "pagedrun complete against llama-completion of the same build", rows, notes=[note]
+    )
     if same < len(rows):
         sys.exit(1)
     if args.record:

@@ -9,7 +9,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,6 @@ def machine() -> dict[str, Any]:
     except (OSError, subprocess.CalledProcessError):
         facts["gpu"] = ""
     return facts | {"kernel": platform.release(), "python": platform.python_version()}
-
-
-def alternate(rounds: int, **sides: Callable[[], float]) -> dict[str, list[float]]:
-    """Run the sides in turn, A B A B ..., so that a machine whose speed drifts treats them alike."""
-    figures: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(rounds):
-        for name, side in sides.items():
-            figures[name].append(side())
-            print(f"  round {number + 1}/{rounds} {name}: {figures[name][-1]:.1f}", file=sys.stderr)
-    return figures
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:

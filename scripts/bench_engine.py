@@ -19,6 +19,7 @@ import os
 import random
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from pagedrun.sampling import SamplingParams
 from pagedrun.service import Service
 
 USERS_ENVIRONMENT = dict(os.environ)  # loading our library changes it, and llama.cpp's programs must not inherit that
+Figures = tuple[float, ...]
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 PARALLEL, EACH = 8, 128  # requests at once; tokens of prompt and of answer
 
@@ -57,42 +59,62 @@ class Bench:
 
     def single(self) -> None:
         """Prefill and decode of one request."""
-        longest = self.prompt + self.answer + 256
-        with load_service(self.model, self._config(longest, 1)) as service:
-            self._decode(service)
-            self._row(
-                f"prefill {self.prompt}",
-                lambda: self._prefill(service),
-                lambda: self._llama_bench("-p", str(self.prompt), "-n", "0"),
-            )
-            with self._overhead(service, "one request"):
-                self._row(
-                    f"decode {self.answer}",
-                    lambda: self._decode(service),
-                    lambda: self._llama_bench("-p", "0", "-n", str(self.answer)),
-                )
+        ours, theirs = self._turns(self._pagedrun_single, self._llama_bench)
+        self._row(f"prefill {self.prompt}", [o[0] for o in ours], [t[0] for t in theirs])
+        self._row(f"decode {self.answer}", [o[1] for o in ours], [t[1] for t in theirs])
+        self._overhead("one request", [o[2] for o in ours])
 
     def parallel(self) -> None:
         """Eight requests at once."""
+        ours, theirs = self._turns(self._pagedrun_parallel, self._llama_batched_bench)
+        self._row(f"{PARALLEL} parallel, {EACH} + {EACH}", [o[0] for o in ours], [t[0] for t in theirs])
+        self._overhead(f"{PARALLEL} requests", [o[1] for o in ours])
+
+    def _turns(self, ours: Callable[[], Figures], theirs: Callable[[], Figures]) -> tuple[list[Figures], list[Figures]]:
+        """A B A B ..., each loading and unloading the model, so that both have the machine to themselves."""
+        figures: tuple[list[Figures], list[Figures]] = ([], [])
+        for number in range(self.rounds):
+            for side, measure in zip(figures, (ours, theirs), strict=True):
+                side.append(measure())
+                shown = ", ".join(f"{f:.4g}" for f in side[-1])
+                print(f"  round {number + 1}/{self.rounds} {measure.__name__}: {shown}", file=sys.stderr)
+        return figures
+
+    def _row(self, case: str, ours: list[float], theirs: list[float]) -> None:
+        self.rows.append(
+            {
+                "case": case,
+                "pagedrun tok/s": statistics.median(ours),
+                "llama.cpp tok/s": statistics.median(theirs),
+                "ratio": round(bench.ratio(ours, theirs), 3),
+            }
+        )
+
+    def _overhead(self, what: str, seconds: list[float]) -> None:
+        milliseconds = statistics.median(seconds) * 1e3
+        self.notes.append(f"{what}: {milliseconds:.3f} ms of each step outside llama_decode and the sampler")
+
+    def _pagedrun_single(self) -> Figures:
+        """(prompt tokens per second, answer tokens per second, overhead per step in seconds)"""
+        with load_service(self.model, self._config(self.prompt + self.answer + 256, 1)) as service:
+            # llama-bench warms up before each test and takes the mean of two runs; so do we.
+            prefill = [self._prefill(service) for _ in range(3)][1:]
+            self._decode(service)
+            before = service.stats.overhead_s, service.stats.steps
+            decode = [self._decode(service) for _ in range(2)]
+            overhead = (service.stats.overhead_s - before[0]) / (service.stats.steps - before[1])
+        return statistics.mean(prefill), statistics.mean(decode), overhead
+
+    def _pagedrun_parallel(self) -> Figures:
+        """(prompt and answer tokens of all requests per second, overhead per step in seconds)"""
         with load_service(self.model, self._config(2 * EACH + 256, PARALLEL)) as service:
-            self._parallel(service)
-            with self._overhead(service, f"{PARALLEL} requests"):
-                self._row(
-                    f"{PARALLEL} parallel, {EACH} + {EACH}", lambda: self._parallel(service), self._llama_batched_bench
-                )
-
-    def _row(self, case: str, ours: Callable[[], float], theirs: Callable[[], float]) -> None:
-        figures = bench.alternate(self.rounds, pagedrun=ours, llama_cpp=theirs)
-        row = {
-            "case": case,
-            "pagedrun tok/s": statistics.median(figures["pagedrun"]),
-            "llama.cpp tok/s": statistics.median(figures["llama_cpp"]),
-            "ratio": round(bench.ratio(figures["pagedrun"], figures["llama_cpp"]), 3),
-        }
-        self.rows.append(row)
-
-    def _overhead(self, service: Service, what: str) -> _Overhead:
-        return _Overhead(service, what, self.notes)
+            self._together(service, 8)
+            before = service.stats.overhead_s, service.stats.steps
+            began = time.perf_counter()
+            self._together(service, EACH)
+            took = time.perf_counter() - began
+            overhead = (service.stats.overhead_s - before[0]) / (service.stats.steps - before[1])
+        return PARALLEL * 2 * EACH / took, overhead
 
     def _config(self, seq_len: int, seqs: int) -> EngineConfig:
         return EngineConfig(
@@ -114,48 +136,35 @@ class Bench:
         (end,) = finish(service, GenerationRequest(prompt=prompt, sampling=GREEDY, max_tokens=self.answer + 1))
         return self.answer / end.timings.decode_s
 
-    def _parallel(self, service: Service) -> float:
+    def _together(self, service: Service, answer: int) -> None:
         requests = [
-            GenerationRequest(prompt=self._tokens(service, EACH), sampling=GREEDY, max_tokens=EACH)
+            GenerationRequest(prompt=self._tokens(service, EACH), sampling=GREEDY, max_tokens=answer)
             for _ in range(PARALLEL)
         ]
-        began = time.perf_counter()
         finish(service, *requests)
-        return PARALLEL * 2 * EACH / (time.perf_counter() - began)
 
-    def _llama_bench(self, *test: str) -> float:
-        batch = str(2048 if self.gpu else 512)
+    def _llama_bench(self) -> Figures:
+        """(pp, tg)"""
         fit = ["-fitt", str(VRAM_MARGIN >> 20)] if self.gpu else ["-ngl", "0"]
-        rows = json.loads(self._run("llama-bench", "-r", "2", "-o", "json", "-b", batch, "-ub", batch, *fit, *test))
-        return float(rows[0]["avg_ts"])
+        out = self._run(
+            "llama-bench", *self._batch(), *fit, "-r", "2", "-o", "json", "-p", str(self.prompt), "-n", str(self.answer)
+        )
+        return tuple(float(row["avg_ts"]) for row in json.loads(out))
 
-    def _llama_batched_bench(self) -> float:
-        batch = str(2048 if self.gpu else 512)
+    def _llama_batched_bench(self) -> Figures:
         sizes = ["-c", str(PARALLEL * (2 * EACH + 256)), "-npp", str(EACH), "-ntg", str(EACH), "-npl", str(PARALLEL)]
         place = [] if self.gpu else ["-ngl", "0"]
-        out = self._run("llama-batched-bench", *sizes, "-b", batch, "-ub", batch, *place, "--output-format", "jsonl")
+        out = self._run("llama-batched-bench", *self._batch(), *sizes, *place, "--output-format", "jsonl")
         row = next(json.loads(line) for line in out.splitlines() if line.startswith("{"))
-        return float(row["speed"])
+        return (float(row["speed"]),)
+
+    def _batch(self) -> list[str]:
+        size = str(2048 if self.gpu else 512)
+        return ["-b", size, "-ub", size]
 
     def _run(self, tool: str, *arguments: str) -> str:
         command = [str(find_runtime().bin / tool), "-m", str(self.model), "-t", str(self.threads), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, env=USERS_ENVIRONMENT).stdout
-
-
-class _Overhead:
-    """Adds a note: the engine's own time per step while the block runs."""
-
-    def __init__(self, service: Service, what: str, notes: list[str]) -> None:
-        self._stats, self._what, self._notes = service.stats, what, notes
-
-    def __enter__(self) -> None:
-        self._before = self._stats.overhead_s, self._stats.steps
-
-    def __exit__(self, *_: object) -> None:
-        overhead = (self._stats.overhead_s - self._before[0]) / (self._stats.steps - self._before[1])
-        self._notes.append(
-            f"{self._what}: {overhead * 1e3:.3f} ms of each step are spent outside llama_decode and the sampler"
-        )
 
 
 def finish(service: Service, *requests: GenerationRequest) -> list[Finished]:

@@ -20,7 +20,7 @@ PROMPT = tuple(range(1000, 1400))
 
 @pytest.fixture(scope="module")
 def hybrid(tiny_hybrid: Path) -> Iterator[Service]:
-    with load_service(tiny_hybrid, EngineConfig(max_num_seqs=2, max_seq_len=1024, max_batch_tokens=64)) as service:
+    with load_service(tiny_hybrid, EngineConfig(max_num_seqs=4, max_seq_len=1024, max_batch_tokens=64)) as service:
         yield service
 
 
@@ -58,12 +58,13 @@ def test_an_edit_recomputes_everything_and_an_appended_turn_only_what_is_new(hyb
     assert edited != fresh
 
 
-def test_two_conversations_do_not_mix(hybrid: Service) -> None:
-    other = tuple(range(2000, 2300))
-    alone = [answer(hybrid, p)[1] for p in (PROMPT, other)]
+def test_conversations_side_by_side_do_not_mix(hybrid: Service) -> None:
+    """Four at once with this vocabulary are enough for the samplers to run in threads."""
+    prompts = [PROMPT, *(tuple(range(start, start + 300)) for start in (2000, 3000, 4000))]
+    alone = [answer(hybrid, p)[1] for p in prompts]
     requests = [
         GenerationRequest(prompt=p, sampling=SamplingParams(temperature=0.0, ignore_eos=True), max_tokens=4, logprobs=0)
-        for p in (PROMPT, other)
+        for p in prompts
     ]
     streams = [hybrid.submit(r) for r in requests]
     together = [[p.logprob for e in s if isinstance(e, TextDelta) for p in e.logprobs] for s in streams]

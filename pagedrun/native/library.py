@@ -60,7 +60,8 @@ def load() -> Library:
     """
     runtime = find_runtime()
     os.environ["LLAMA_CPP_LIB_PATH"] = str(runtime.lib)
-    _bound_spinning()
+    if not runtime.manifest.on_gpu:
+        _bound_spinning()
     try:
         # libllama-common depends on all the others, which its RPATH finds beside it.
         common = ctypes.CDLL(str(runtime.lib / "libllama-common.so"))
@@ -81,7 +82,9 @@ def _bound_spinning() -> None:
 
     By default they do (300,000 spins), and when another program wants the same cores decoding becomes several times
     slower. Sleeping after 20,000 costs nothing on an idle machine, while not spinning at all makes decoding three
-    times slower (scripts/bench_engine.py with GOMP_SPINCOUNT set). What the user has set stays.
+    times slower (scripts/bench_engine.py with GOMP_SPINCOUNT set). With layers on a GPU the threads wait for it
+    between their own, and waking them each time would cost more; so this is for the CPU alone. What the user has
+    set stays.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")

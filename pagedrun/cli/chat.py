@@ -103,15 +103,21 @@ def _greet(service: Service, located: LocatedModel) -> None:
     ]
     console.note(" · ".join(console.printable(fact) for fact in facts if fact))
     if located.origin == "default":
-        console.note(f"this is the small model that comes with pagedrun; {_way_to_bigger()}")
+        _show_way_to_bigger()
 
 
-def _way_to_bigger() -> str:
+def _show_way_to_bigger() -> None:
     from pagedrun import hub
+    from pagedrun.catalog import load_catalog
 
     start = f"pagedrun chat {_BIGGER}"
     try:
         hub.locate(_BIGGER)
-    except ModelError as e:  # not here: its hint says where it comes from
-        return f"for {_BIGGER} {e.hint}, then: {start}"
-    return f"a stronger one is here already: {start}"
+    except ModelError:
+        spec = load_catalog().find(_BIGGER)
+        size = f" ({units.size(spec.size)})" if spec.size else ""
+        console.note(f"this is the small model that comes with pagedrun; for {_BIGGER}{size} type these two lines:")
+        console.note(f"  {hub.download_command(spec)}")
+        console.note(f"  {start}")
+    else:
+        console.note(f"this is the small model that comes with pagedrun; a stronger one is here already: {start}")

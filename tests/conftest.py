@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -55,5 +56,7 @@ def tiny_hybrid(library: Library, tmp_path_factory: pytest.TempPathFactory) -> P
     """A small random model of the 35B's architecture: attention in every fourth layer, recurrent state in the rest."""
     path = tmp_path_factory.mktemp("models") / "tiny-qwen35moe.gguf"
     script = Path(__file__).parents[1] / "scripts" / "random_model.py"
-    subprocess.run([sys.executable, str(script), str(path), "--tiny"], check=True, capture_output=True)
+    vocab = os.environ.get("PAGEDRUN_TEST_VOCAB")  # where the sources, which have one, are not at hand
+    arguments = ["--tiny", *(["--vocab", vocab] if vocab else [])]
+    subprocess.run([sys.executable, str(script), str(path), *arguments], check=True, capture_output=True)
     return path

@@ -1,0 +1,77 @@
+"""On a CUDA GPU: layers really go there, answers stay right, and the memory is given back. Run by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pagedrun import machine
+from pagedrun.config import EngineConfig
+from pagedrun.load import load_service
+from pagedrun.request import GenerationRequest, TextDelta, TokenLogprob
+from pagedrun.sampling import SamplingParams
+from pagedrun.service import Service
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not machine.has_nvidia_gpu(), reason="this machine has no NVIDIA GPU"),
+]
+
+PROMPT = tuple(range(1000, 1200))
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _cuda_runtime(library: object) -> None:
+    from pagedrun.runtime.store import find_runtime
+
+    if not find_runtime().manifest.on_gpu:
+        pytest.skip("the runtime is built for the CPU: pagedrun setup builds one for CUDA where nvcc is")
+
+
+def used() -> int:
+    gpu = machine.gpus()[0]
+    return gpu.vram_total - gpu.vram_free
+
+
+def answer(service: Service, prompt: tuple[int, ...] = PROMPT) -> list[TokenLogprob]:
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+    request = GenerationRequest(prompt=prompt, sampling=sampling, max_tokens=8, logprobs=2)
+    return [p for e in service.submit(request) if isinstance(e, TextDelta) for p in e.logprobs]
+
+
+def test_the_gpu_answers_like_the_cpu(tiny_hybrid: Path) -> None:
+    with load_service(tiny_hybrid, EngineConfig(max_seq_len=1024, gpu_layers=0)) as service:
+        assert not service.model.on_gpu
+        cpu = answer(service)
+    with load_service(tiny_hybrid, EngineConfig(max_seq_len=1024)) as service:
+        assert service.model.device == machine.gpus()[0].name
+        gpu = answer(service)
+    assert gpu[0].logprob == pytest.approx(cpu[0].logprob, abs=0.1)
+
+
+def test_weights_and_context_are_in_vram_and_are_given_back(tiny_hybrid: Path) -> None:
+    with load_service(tiny_hybrid, EngineConfig(max_seq_len=256)):
+        pass  # the CUDA context itself stays with the process
+    before = used()
+    with load_service(tiny_hybrid, EngineConfig(max_seq_len=8192)) as service:
+        answer(service)
+        assert used() - before > tiny_hybrid.stat().st_size / 2
+    assert used() - before < 32 * MIB
+
+
+def test_several_at_once_and_a_follow_up(tiny_hybrid: Path) -> None:
+    with load_service(tiny_hybrid, EngineConfig(max_seq_len=1024, max_num_seqs=4)) as service:
+        alone = answer(service)
+        streams = [
+            service.submit(
+                GenerationRequest(
+                    prompt=PROMPT, sampling=SamplingParams(temperature=0.0, ignore_eos=True), max_tokens=8, logprobs=2
+                )
+            )
+            for _ in range(4)
+        ]
+        for stream in streams:
+            first = next(p for e in stream if isinstance(e, TextDelta) for p in e.logprobs)
+            assert first.logprob == pytest.approx(alone[0].logprob, abs=0.1)

@@ -32,7 +32,7 @@ def _cuda_runtime(library: object) -> None:
 
 def used() -> int:
     gpu = machine.gpus()[0]
-    return gpu.vram_total - gpu.vram_free
+    return gpu.vram - gpu.vram_free
 
 
 def answer(service: Service, prompt: tuple[int, ...] = PROMPT) -> list[TokenLogprob]:

@@ -20,6 +20,7 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
+MAX_THREADS = 512  # GGML_MAX_N_THREADS
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 
 
@@ -51,6 +52,8 @@ class EngineConfig:
         _at_least(self, "max_batch_tokens", 0)
         _at_least(self, "prefill_chunk", 1)
         _at_least(self, "threads", 0)
+        if self.threads > MAX_THREADS:
+            raise UsageError(f"threads must be {MAX_THREADS} or less, not {self.threads}")
         _at_least(self, "gpu_layers", -1)
         if self.kv_type not in KV_TYPES:
             raise UsageError(f"kv_type {self.kv_type!r} is not known", hint=f"one of {', '.join(KV_TYPES)}")

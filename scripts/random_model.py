@@ -121,22 +121,24 @@ def n_bytes(tensor: Tensor) -> int:
 
 
 class Weights:
-    """Random bytes that decode to weights of a given spread, made once per kind and repeated."""
+    """Random bytes that decode to weights of a given spread. Blocks are made once per kind and repeated.
+
+    Each repetition has another scale: equal rows in the output layer would give equal logits, and which of equals is
+    the likeliest token is nobody's promise.
+    """
 
     def __init__(self) -> None:
         self._rng = np.random.default_rng(0)
-        self._tiles: dict[tuple[Q, float], bytes] = {}
+        self._blocks: dict[Q, np.ndarray[Any, Any]] = {}
 
     def write(self, out: Any, tensor: Tensor) -> None:
         """Append a tensor's data to a file."""
         if tensor.type is Q.F32:
             out.write(self._floats(tensor).astype(np.float32).tobytes())
             return
-        key = (tensor.type, round(tensor.spread, 5))
-        tile = self._tiles.setdefault(key, b"") or self._blocks(*key)
-        self._tiles[key] = tile
         left = n_bytes(tensor)
         while left > 0:
+            tile = self._tile(tensor.type, tensor.spread * self._rng.uniform(0.8, 1.2))
             out.write(tile[:left])
             left -= len(tile)
 
@@ -148,10 +150,12 @@ class Weights:
             return -np.exp(self._rng.uniform(-4, 1, count))
         return self._rng.standard_normal(count) * tensor.spread
 
-    def _blocks(self, type: Q, spread: float) -> bytes:
+    def _tile(self, type: Q, spread: float) -> bytes:
         """16,384 blocks of random quants under scales that give them the spread (block layouts: ggml-common.h)."""
         size = gguf.GGML_QUANT_SIZES[type][1]
-        blocks = self._rng.integers(0, 256, (1 << 14, size), dtype=np.uint8)
+        if type not in self._blocks:
+            self._blocks[type] = self._rng.integers(0, 256, (1 << 14, size), dtype=np.uint8)
+        blocks = self._blocks[type]
 
         def scale(value: float) -> np.ndarray[Any, Any]:
             return np.frombuffer(np.float16(value).tobytes(), np.uint8)

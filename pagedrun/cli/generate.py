@@ -6,7 +6,9 @@ find_model -> open_model -> chat_request | raw_request -> ask -> iterate over th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -57,21 +59,52 @@ def open_model(located: hub.LocatedModel, engine: EngineOptions, template: Templ
     runtime = ensure_runtime()
     if notice := store.cpu_notice(runtime):
         console.note(notice)
-    # Only now: it needs the runtime and takes most of the start.
-    from pagedrun.load import load_service
+    with console.ByteProgress(f"loading {located.name}") as progress, _interrupts_kept() as check:
+        # Only now: it needs the runtime and takes most of the start.
+        from pagedrun.load import load_service
 
-    with console.ByteProgress(f"loading {located.name}") as progress:
+        def on_progress(done: int, total: int) -> None:
+            check()
+            progress(done, total)
+
         service = load_service(
             located.path,
             config,
             sampling_defaults=spec.sampling_for(think=template.think) if spec else {},
             chat_template=template_text,
-            on_progress=progress,
+            on_progress=on_progress,
             verbose=console.verbose,
         )
     with service:
         hub.remember(located)
         yield service
+
+
+@contextmanager
+def _interrupts_kept() -> Iterator[Callable[[], None]]:
+    """Keep a Ctrl-C until the function given is called, or the block ends; then it is raised.
+
+    Python would raise it at any moment, also inside a callback from C, where it is printed and lost.
+    """
+    pressed = False
+
+    def keep(*_: object) -> None:
+        nonlocal pressed
+        pressed = True
+
+    def check() -> None:
+        if pressed:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield check
+        return
+    before = signal.signal(signal.SIGINT, keep)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
+    check()
 
 
 def think_mode(located: hub.LocatedModel, template: TemplateOptions) -> bool | None:

@@ -64,10 +64,14 @@ class NativeModel:
         self._llama = library.llama
         self._params = params
         total = path.stat().st_size
-        self._progress = self._llama.llama_progress_callback(_progress(on_bytes, total))
-        params.progress_callback = self._progress
+        progress = _Progress(on_bytes, total)
+        self._callback = self._llama.llama_progress_callback(progress)
+        params.progress_callback = self._callback
         library.log.clear()
         self.pointer = self._llama.llama_model_load_from_file(str(path).encode(), params)
+        if progress.raised is not None:
+            self.close()
+            raise progress.raised
         if not self.pointer:
             raise load_error(path, library.log.text())
         self.vocab = NativeVocab(self._llama, self._llama.llama_model_get_vocab(self.pointer))
@@ -171,10 +175,21 @@ def load_error(path: Path, log: str) -> ModelFileError | NotEnoughMemoryError:
     return ModelFileError(f"{path.name} cannot be loaded: {reason}", hint="run again with -v for llama.cpp's log")
 
 
-def _progress(on_bytes: OnBytes | None, total: int) -> Callable[[float, object], bool]:
-    def callback(fraction: float, _user_data: object) -> bool:
-        if on_bytes is not None:
-            on_bytes(int(fraction * total), total)
-        return True
+class _Progress:
+    """llama.cpp's progress callback. What `on_bytes` raises ends the load, and is kept to be raised after it.
 
-    return callback
+    An exception must not leave a C callback: ctypes would print it and go on.
+    """
+
+    def __init__(self, on_bytes: OnBytes | None, total: int) -> None:
+        self._on_bytes = on_bytes
+        self._total = total
+        self.raised: BaseException | None = None
+
+    def __call__(self, fraction: float, _user_data: object) -> bool:
+        try:
+            if self._on_bytes is not None:
+                self._on_bytes(int(fraction * self._total), self._total)
+        except BaseException as e:
+            self.raised = e
+        return self.raised is None

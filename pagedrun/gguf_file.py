@@ -73,6 +73,8 @@ def split_parts(path: Path) -> list[Path]:
 
 
 def _check_header(path: Path) -> None:
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ModelFileError(f"{path} is not a file that can be mapped into memory")  # a pipe would block for ever
     try:
         with path.open("rb") as file:
             head = file.read(HEADER_BYTES)

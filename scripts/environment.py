@@ -21,8 +21,12 @@ def main(root: Path, extra: str, arguments: list[str]) -> None:
     venv = root / ".venv"
     stamp = venv / (f".pagedrun-{extra}" if extra else ".pagedrun")
     content = f"{root}\n{(root / 'pyproject.toml').read_text(encoding='utf-8')}"
-    venv.mkdir(exist_ok=True)
-    with (venv / ".lock").open("w") as lock:
+    try:
+        venv.mkdir(exist_ok=True)
+        lock_file = (venv / ".lock").open("w")
+    except OSError as e:
+        fail(f"cannot write to {venv}: {e.strerror}", "use a checkout of your own, or install pagedrun with pip")
+    with lock_file as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

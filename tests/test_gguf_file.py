@@ -114,3 +114,10 @@ def test_impossible_part_numbers(write, name: str) -> None:
 def test_an_absent_first_part_is_absent_not_incomplete(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="there is no file"):
         check_file(tmp_path / "m-00001-of-00002.gguf")
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "model.gguf"
+    os.mkfifo(pipe)
+    with pytest.raises(ModelFileError, match="not a file"):
+        check_file(pipe)

@@ -98,6 +98,46 @@ def test_schemas_without_end(door: Door) -> None:
         door.schema_to_grammar(schema)
 
 
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ('{"type": "string", "minLength": 5, "maxLength": 2}', "minLength 5 is above maxLength 2"),
+        ('{"properties": {"a": {"items": [{"minItems": 3, "maxItems": 1}]}}}', "minItems 3 is above maxItems 1"),
+        ('{"properties": {"enum": {"type": "integer", "minimum": 2, "maximum": 1}}}', "minimum 2 is above maximum 1"),
+        ('{"type": "wat"}', "JSON schema conversion failed"),
+    ],
+)
+def test_schemas_that_nothing_can_follow(door: Door, schema: str, told: str) -> None:
+    """llama.cpp's grammar parser never ends at a repetition whose minimum is above its maximum."""
+    with pytest.raises(GrammarError, match=told) as refused:
+        door.schema_to_grammar(schema)
+    assert refused.value.message.startswith("the JSON schema cannot be used: ")
+    assert "\n" not in refused.value.message
+    assert refused.value.hint
+    opened = templates(door, TOOLS)
+    with pytest.raises(GrammarError, match=told):
+        opened.render([Message("user", "Hi")], ChatOptions(json_schema=schema))
+
+
+def test_parameters_of_tools_that_nothing_can_follow(door: Door) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "minLength": 5, "maxLength": 2}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    with pytest.raises(GrammarError, match="tool cannot be used: minLength 5 is above maxLength 2"):
+        templates(door, TOOLS).render([Message("user", "Hi")], ChatOptions(tools=(tool,)))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        '{"properties": {"minLength": {"type": "integer"}, "maxLength": {"type": "integer"}}}',
+        '{"enum": [{"minLength": 5, "maxLength": 2}]}',
+        '{"type": "string", "minLength": 2, "maxLength": 2}',
+    ],
+)
+def test_names_and_values_are_no_bounds(door: Door, schema: str) -> None:
+    assert door.schema_to_grammar(schema)
+
+
 def test_warnings_about_a_schema_are_not_printed(door: Door) -> None:
     """0003-quiet-schema-warnings.patch; what cannot be expressed is left out of the grammar."""
     assert door.schema_to_grammar('{"type": "string", "pattern": "^(?=a)b$"}')

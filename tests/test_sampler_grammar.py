@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +80,10 @@ def test_a_schema_through_the_models_template(lab: Lab) -> None:
     ("text", "told"),
     [
         ("", "empty"),
+        ('root ::= "a', "the grammar cannot be read: unexpected end of input"),
+        ('root ::= "x"{5,2}', "a repetition with its minimum above its maximum: {5,2}"),
+        ('root ::= (<{> # {\r [\\]{] "\\"{" # "\n{ 005, # }\n 2 })', "minimum above its maximum: {005,2}"),
+        (f"root ::= [a]{{{'9' * 30},2}}", "minimum above its maximum"),
         ("root ::= (", "at line 1: the end"),
         ('root ::= "a"\nb ::= %', "at line 2: %"),
         ("root ::= nowhere", "no rule named 'nowhere'"),
@@ -96,6 +101,13 @@ def test_a_bad_grammar_is_refused(lab: Lab, text: str, told: str) -> None:
         lab.sampler([1], {}, grammar=Grammar(text=text))
     assert told in refused.value.message
     assert len(refused.value.message) < 200
+    assert "\n" not in refused.value.message
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize("text", ['"{5,2}"', "[{5,2}]", '"a" # {5,2}', '"a"{2,10}', '"a"{2,}', '"a"{0,0}', '"a"{02,2}'])
+def test_repetitions_that_are_text_or_in_order_are_taken(lab: Lab, text: str) -> None:
+    lab.sampler([1], {}, grammar=Grammar(text=f"root ::= {text}\n"))
 
 
 def test_parentheses_that_are_text_do_not_count(lab: Lab) -> None:
@@ -138,7 +150,8 @@ def test_a_dead_end_fails_this_sampler_only_and_for_good(lab: Lab) -> None:
     tokens = lab.tokens(PROMPT)
     lab.decode(tokens, fresh=True)
     other = lab.sampler(tokens, {"temperature": 0.0})
-    stuck = lab.sampler(tokens, {"ignore_eos": True}, grammar=Grammar(text='root ::= "a"'))
+    ends = tuple((t, -math.inf) for t in range(lab.n_vocab) if lab.llama.llama_vocab_is_eog(lab.vocab, t))
+    stuck = lab.sampler(tokens, {"logit_bias": ends}, grammar=Grammar(text='root ::= "a"'))
     assert lab.text(stuck.sample(lab.context, -1)) == "a"
     for _ in range(2):  # the grammar is at its end and the end of the answer is banned
         with pytest.raises(GrammarError, match="no token is left"):
@@ -146,6 +159,17 @@ def test_a_dead_end_fails_this_sampler_only_and_for_good(lab: Lab) -> None:
     with pytest.raises(EngineError):
         stuck.accept_prompt([1])
     assert other.sample(lab.context, -1) == int(lab.logits().argmax())
+
+
+@pytest.mark.parametrize("grammar", [None, Grammar(text='root ::= "a"')])
+@pytest.mark.parametrize("top_k", [0, 40])
+def test_an_output_that_is_no_number(lab: Lab, grammar: Grammar | None, top_k: int) -> None:
+    lab.decode(lab.tokens(PROMPT), fresh=True)
+    logits = lab.llama.llama_get_logits_ith(lab.context, -1)
+    for token in range(lab.n_vocab):
+        logits[token] = math.nan
+    with pytest.raises((EngineError, GrammarError), match="output is not a number; its file may be damaged"):
+        lab.sampler([1], {"top_k": top_k}, grammar=grammar).sample(lab.context, -1)
 
 
 def test_an_output_without_logits(lab: Lab) -> None:

@@ -210,8 +210,12 @@ def _switch_in_message(messages: list[dict[str, Any]], think: bool) -> None:
 def _schema(text: str) -> str:
     try:
         schema = json.loads(text)
-    except (ValueError, RecursionError) as e:
+    except ValueError as e:
         raise GrammarError(f"the JSON schema is not valid JSON: {e}") from e
+    except RecursionError:  # a smaller depth is the door's to refuse
+        raise GrammarError(
+            "the JSON schema is nested too deeply", hint="1,000 nested brackets are the most; move parts of it to $defs"
+        ) from None
     # {} allows anything at all, which the templates take for "no schema"; like llama-server, read it as any object
     return text if schema != {} else '{"type": "object"}'
 

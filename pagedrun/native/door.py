@@ -25,10 +25,13 @@ _ERRORS: dict[str, type[PagedrunError]] = {
     "no_template": TemplateError,
     "parse": TemplateError,
     "grammar": GrammarError,
+    "schema": GrammarError,
     "parameter": ParameterError,
     "engine": EngineError,
 }
 _HINTS = {
+    "grammar": "GBNF is described in llama.cpp's grammars/README.md",
+    "schema": "correct the JSON schema; json-schema.org describes the keywords",
     "no_template": "give one with --chat-template FILE, or use --raw",
     "template": "another template can be given with --chat-template FILE",
 }

@@ -32,12 +32,42 @@ def main(root: Path, extra: str, arguments: list[str]) -> None:
         except BlockingIOError:
             say("Another pagedrun is making the environment; waiting for it.")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        if stamp.exists() and stamp.read_text(encoding="utf-8").rstrip() == content.rstrip():
+        if is_current(venv, stamp, content):
             return
+        clear_broken(venv)
         make(root, venv, extra)
         stamp.write_text(content, encoding="utf-8")
         if extra:  # it includes what is needed without the extra
             (venv / ".pagedrun").write_text(content, encoding="utf-8")
+
+
+def is_current(venv: Path, stamp: Path, content: str) -> bool:
+    """Whether it was made for these files, and still works."""
+    try:
+        if stamp.read_text(encoding="utf-8").rstrip() != content.rstrip():
+            return False
+    except (OSError, UnicodeDecodeError):
+        return False
+    return runs(venv, 'import importlib.util as u, sys; sys.exit(not u.find_spec("pagedrun"))')
+
+
+def clear_broken(venv: Path) -> None:
+    """Empty an environment whose python does not run: venv would keep its dangling link. The lock stays."""
+    if not os.path.lexists(venv / "bin") or runs(venv, ""):
+        return
+    say(f"The Python of {venv} does not run any more.")
+    for path in venv.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != ".lock":
+            path.unlink()
+
+
+def runs(venv: Path, code: str) -> bool:
+    try:
+        return subprocess.run([venv / "bin/python", "-I", "-c", code], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
 
 
 def require_venv() -> None:
@@ -71,10 +101,12 @@ def require_compiler(extra: str, arguments: list[str]) -> None:
 def make(root: Path, venv: Path, extra: str) -> None:
     say(f"Making the Python environment {venv} (once).")
     # Over an existing or half-made folder this repairs it.
-    run([sys.executable, "-m", "venv", str(venv)], "the environment could not be made")
+    run([sys.executable, "-I", "-m", "venv", str(venv)], "the environment could not be made")
     what = f"{root}[{extra}]" if extra else str(root)
+    # -I: a typing.py or pip.py in the current folder must not be imported.
+    pip = [str(venv / "bin/python"), "-I", "-m", "pip"]
     run(
-        [str(venv / "bin/python"), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "-e", what],
+        [*pip, "install", "--no-input", "--disable-pip-version-check", "-e", what],
         "pip could not install pagedrun's packages",
     )
 
@@ -113,3 +145,5 @@ if __name__ == "__main__":
         main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
     except KeyboardInterrupt:
         sys.exit(130)
+    except OSError as e:
+        fail(f"the environment could not be made: {e}", "use a checkout of your own, or install pagedrun with pip")

@@ -1,5 +1,5 @@
 # For the other scripts: pagedrun_environment ROOT EXTRA [ARGUMENTS] leaves a working ROOT/.venv, with pagedrun's
-# packages and those of EXTRA ("" or "dev"). Once that is done it costs a few milliseconds; what there is to do
+# packages and those of EXTRA ("" or "dev"). Once that is done it costs some 20 ms; what there is to do
 # the first time is in environment.py.
 
 pagedrun_environment() {
@@ -7,8 +7,11 @@ pagedrun_environment() {
     stamp=$1/.venv/.pagedrun${2:+-$2}
     # The stamp holds the folder and pyproject.toml as they were: a checkout that was moved, or asks for other
     # packages now, is set up again.
-    if [ -x "$1/.venv/bin/python" ] && [ -f "$stamp" ] &&
-        [ "$(cat -- "$stamp")" = "$(printf '%s\n' "$1" && cat -- "$1/pyproject.toml")" ]; then
+    # An environment whose python no longer runs, or no longer finds pagedrun, is repaired.
+    if [ -r "$stamp" ] &&
+        [ "$(cat -- "$stamp")" = "$(printf '%s\n' "$1" && cat -- "$1/pyproject.toml")" ] &&
+        "$1/.venv/bin/python" -I -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("pagedrun"))' \
+            >/dev/null 2>&1; then
         return
     fi
     python=

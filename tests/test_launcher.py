@@ -202,6 +202,46 @@ def test_pip_fails(launch: Run, checkout: Path) -> None:
     assert launch("chat").returncode == 0
 
 
+@pytest.mark.install
+@pytest.mark.parametrize("damage", ["dangling", "not executable", "no program", "no pagedrun", "no bin"])
+def test_a_broken_environment_is_made_again(launch: Run, checkout: Path, damage: str) -> None:
+    assert launch("chat").returncode == 0
+    python = checkout / ".venv" / "bin" / "python"
+    if damage == "no bin":
+        shutil.rmtree(python.parent)
+    elif damage == "no pagedrun":
+        next(checkout.glob(".venv/lib/*/site-packages/pagedrun.pth")).unlink()
+    else:
+        for link in python.parent.glob("python*"):
+            link.unlink()
+        if damage == "dangling":
+            python.symlink_to("/nowhere/python3")
+        else:
+            python.write_text("no program")
+            python.chmod(0o755 if damage == "no program" else 0o644)
+    done = launch("chat")
+    assert done.stdout.startswith("['chat']"), done.stderr
+    assert launch("chat").stderr == ""
+    assert installs(checkout) == 2
+
+
+@pytest.mark.install
+def test_modules_in_the_current_folder_are_not_imported(launch: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    for name in ("typing", "pip", "subprocess", "venv", "pagedrun"):
+        (folder / f"{name}.py").write_text("raise RuntimeError('imported')\n")
+    done = launch("chat", cwd=folder)
+    assert done.stdout.startswith("['chat']"), done.stderr
+
+
+def test_a_missing_package_is_one_clear_line() -> None:
+    code = "import runpy, sys; sys.modules['typer'] = None; runpy.run_module('pagedrun', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=SCRIPTS.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: a package that pagedrun needs is missing: typer\nhint: ")
+
+
 @pytest.fixture
 def start(checkout: Path, programs: Path, tmp_path: Path) -> Callable[[], subprocess.Popen[str]]:
     def run() -> subprocess.Popen[str]:

@@ -24,7 +24,8 @@ def pip(
     for variable in ("PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_REQUIRE_VIRTUALENV"):
         env.pop(variable, None)
     scratch.mkdir(parents=True, exist_ok=True)
-    result = run([sys.executable, "-m", "pip", *arguments, "--no-input"], env=env, pass_fds=(fd,))
+    # -I: a typing.py or pip.py in the current folder must not be imported.
+    result = run([sys.executable, "-I", "-m", "pip", *arguments, "--no-input"], env=env, pass_fds=(fd,))
     if result.status == 0:
         return
     if space.is_out_of_space(result.tail):

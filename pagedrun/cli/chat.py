@@ -6,9 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pagedrun import units
+from pagedrun import hub, units
 from pagedrun.cli import console, generate
-from pagedrun.cli.options import EngineOptions, ModelArgument, SamplingOptions, TemplateOptions, with_options
+from pagedrun.cli.options import (
+    EngineOptions,
+    ModelArgument,
+    ModelOption,
+    SamplingOptions,
+    TemplateOptions,
+    with_options,
+)
 from pagedrun.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
@@ -25,6 +32,7 @@ _BIGGER = "qwen3.6-35b"
 def chat(
     model: ModelArgument = None,
     *,
+    model_option: ModelOption = None,
     template: TemplateOptions,
     show_thinking: Annotated[bool, typer.Option("--show-thinking", help="Print the thinking, dim.")] = False,
     max_tokens: Annotated[
@@ -39,9 +47,12 @@ def chat(
     Without MODEL: the one used last, or the small one that comes with pagedrun. Where the input is not a
     terminal each line is a message, and the answers are printed as plain text.
 
-    Exit codes: 0; and when the input is not a terminal also 1 after an error, 3 when the context cut something
-    off, 130 when interrupted.
+    Exit codes: 0 done, 1 the chat could not start or go on, 2 wrong usage. When the input is not a terminal, also
+    that of the first thing that went wrong: 1 an error, 2 a line or /command that makes no sense, 3 something cut
+    off by the context; and 130 interrupted.
     """
+    if model is not None and model_option is not None:
+        raise UsageError("MODEL and --model name the same thing: give one of them")
     if max_tokens is not None and max_tokens < 1:
         raise UsageError(f"--max-tokens must be 1 or more, not {max_tokens}")
     chat_flags = {
@@ -51,8 +62,9 @@ def chat(
         "stats": stats or None,
     }
     sampling_flags = sampling.params()
-    located = generate.find_model(model)
+    located = generate.find_model(model if model is not None else model_option)
     with generate.open_model(located, engine, template) as service:
+        hub.remember(located)
         code = _talk(service, template.system, _settings(sampling_flags, chat_flags, service, located.spec), located)
     raise typer.Exit(code)
 
@@ -107,7 +119,6 @@ def _greet(service: Service, located: LocatedModel) -> None:
 
 
 def _show_way_to_bigger() -> None:
-    from pagedrun import hub
     from pagedrun.catalog import load_catalog
 
     start = f"pagedrun chat {_BIGGER}"

@@ -76,7 +76,6 @@ def open_model(located: hub.LocatedModel, engine: EngineOptions, template: Templ
             verbose=console.verbose,
         )
     with service:
-        hub.remember(located)
         yield service
 
 

@@ -200,12 +200,13 @@ def test_schema_to_grammar(door: Door, name: str, schema: str) -> None:
     case = {"template": "Qwen-Qwen3-0.6B", "bos": "", "eos": ""}
     opened = templates(door, case)
     if "refused" in expected:
+        told = "the JSON schema cannot be used: " + expected["refused"].replace("\n", " ")
         with pytest.raises(GrammarError) as refused:
             opened.schema_to_grammar(schema)
-        assert refused.value.message == expected["refused"]
+        assert refused.value.message == told
         with pytest.raises(GrammarError) as refused:
             opened.render([Message("user", "x")], ChatOptions(json_schema=schema))
-        assert refused.value.message == expected["refused"]
+        assert refused.value.message == told
     else:
         assert opened.schema_to_grammar(schema) == expected["grammar"]
 

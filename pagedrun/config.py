@@ -6,6 +6,7 @@ below; the environment has the same names in capitals behind `PAGEDRUN_`, e.g. P
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -21,6 +22,8 @@ except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
 MAX_THREADS = 512  # GGML_MAX_N_THREADS
+_PREFIX = "PAGEDRUN_"
+
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 
 
@@ -84,8 +87,21 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _environment() -> dict[str, Any]:
-    names = {f"PAGEDRUN_{f.name.upper()}": f.name for f in fields(EngineConfig)}
+    names = {f"{_PREFIX}{f.name.upper()}": f.name for f in fields(EngineConfig)}
+    _refuse_misspelt(names)
     return {name: os.environ[variable] for variable, name in names.items() if os.environ.get(variable)}
+
+
+def _refuse_misspelt(names: Mapping[str, str]) -> None:
+    """Raise UsageError for a variable that all but is a setting's. Others of ours (folders, the launcher's) differ."""
+    settings = [variable.removeprefix(_PREFIX) for variable in names]  # the common part would make all look alike
+    for variable, value in os.environ.items():
+        if not value or variable in names or not variable.startswith(_PREFIX):
+            continue
+        if close := difflib.get_close_matches(variable.removeprefix(_PREFIX).upper(), settings, 1, 0.75):
+            raise UsageError(
+                f"the environment: there is no setting {variable}", hint=f"did you mean {_PREFIX}{close[0]}?"
+            )
 
 
 def _typed(values: Mapping[str, Any], where: str) -> dict[str, Any]:

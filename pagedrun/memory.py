@@ -67,7 +67,7 @@ def check_context(weights: int, kv: int, free: FreeMemory) -> None:
         raise NotEnoughMemoryError(
             f"the context needs {size(kv)} beside {size(weights)} of weights, "
             f"and {size(free.total)} are free{_split(free)}",
-            hint="lower --max-seq-len or --max-num-seqs, or use --kv-type q8_0",
+            hint="lower --max-seq-len (or max_num_seqs in the settings file), or use --kv-type q8_0",
         )
 
 

@@ -10,7 +10,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import NewType
 
-from pagedrun.errors import PagedrunError
+from pagedrun.errors import PagedrunError, ParameterError
 from pagedrun.sampling import SamplingParams
 
 RequestId = NewType("RequestId", int)
@@ -84,6 +84,18 @@ class GenerationRequest:
     reasoning: Reasoning | None = None
     logprobs: int | None = None
     preserved_tokens: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_can_end(self.sampling, constrained=self.grammar is not None)
+
+
+def check_can_end(sampling: SamplingParams, *, constrained: bool) -> None:
+    """Raise ParameterError for `ignore_eos` with a grammar: nothing may follow a finished one but the end token."""
+    if constrained and sampling.ignore_eos:
+        raise ParameterError(
+            "ignore_eos cannot be combined with a grammar or a JSON schema",
+            hint="leave it out: a finished grammar needs the end token",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,5 +135,6 @@ def _check(name: str, value: Any, low: float | None, high: float | None, *, inte
     if not number or isinstance(value, bool) or not math.isfinite(value):
         raise ParameterError(f"{name} must be {'an integer' if integer else 'a number'}, not {value!r}")
     if (low is not None and value < low) or (high is not None and value > high):
-        bounds = f"from {low:g} to {high:g}" if high is not None else f"{low:g} or more"
+        form = "" if integer else "g"  # g would round a large whole number
+        bounds = f"from {low:{form}} to {high:{form}}" if high is not None else f"{low:{form}} or more"
         raise ParameterError(f"{name} must be {bounds}, not {value!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def test_the_end_of_the_context_is_exit_3_with_the_numbers(complete) -> None:
     ran = complete(Fake(says="x" * 100, size=32), "hi")
     assert ran.code == 3
     assert set(ran.out) == {"x"} and len(ran.out) >= 24
-    assert ran.err.startswith("error: cut off: the context of 32 tokens is full (8 prompt, the answer 25 tokens)")
+    assert ran.err.startswith("error: cut off: the context of 32 tokens is full (8 prompt, 24 answer)")
     ran = complete(Fake(says="x" * 100, size=32), "hi", "--json")
     assert (ran.code, json.loads(ran.out)["finish_reason"]) == (3, "context")
 
@@ -112,6 +113,10 @@ def test_empty_input_is_refused_even_with_a_prompt(complete) -> None:
         (["hi", "--json-schema", "none.json"], "--json-schema: cannot read none.json"),
         (["hi", "--json-schema", "{nonsense"], "--json-schema is not JSON"),
         (["hi", "--json-schema", "list.json"], "--json-schema list.json is not a JSON schema"),
+        (["hi", "-f", ""], "--file needs the name of a file"),
+        (["hi", "-f", "-"], "hint:  standard input is read anyway"),
+        (["hi", "--seed", "-1"], "seed must be from 0 to 4294967294, not -1"),
+        (["hi", "--repeat-last-n", "-1"], "repeat_last_n must be from 0 to 1048576"),
         (["hi", "--json-schema", "{}", "--grammar", "g"], "exclude each other"),
         (["hi", "--chat-template", "none.jinja"], "--chat-template: cannot read none.jinja"),
         (["hi", "--chat-template", "/dev/null"], "--chat-template: /dev/null is empty"),
@@ -130,6 +135,32 @@ def test_wrong_usage_is_exit_2_before_anything_is_loaded(complete, tmp_path: Pat
     assert ran.code == (1 if says == "PROMPT is empty" else 2)
     assert fake.loads == []
     assert ran.err.startswith("error: ") and len(ran.err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("PAGEDRUN_THREAD", "PAGEDRUN_THREADS"),
+        ("PAGEDRUN_MAX_SEQ_LENGTH", "PAGEDRUN_MAX_SEQ_LEN"),
+        ("PAGEDRUN_SEQ_LEN", "PAGEDRUN_MAX_SEQ_LEN"),
+        ("PAGEDRUN_KVTYPE", "PAGEDRUN_KV_TYPE"),
+    ],
+)
+def test_a_misspelt_variable_is_wrong_usage(
+    complete, monkeypatch: pytest.MonkeyPatch, variable: str, meant: str
+) -> None:
+    monkeypatch.setenv(variable, "8")
+    ran = complete(Fake(), "hi")
+    assert (ran.code, ran.out) == (2, "")
+    assert f"there is no setting {variable}\nhint:  did you mean {meant}?" in ran.err
+    monkeypatch.setenv(variable, "")
+    assert complete(Fake(), "hi").code == 0
+
+
+def test_variables_that_are_no_settings_are_left_alone(complete, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CACHE", "MODELS", "STATE", "CONFIG", "AUTO_SETUP", "BUILD_ID", "DOOR", "TEST_VOCAB", "TEST_HEADER"):
+        monkeypatch.setenv(f"PAGEDRUN_{name}", os.environ.get(f"PAGEDRUN_{name}", "x"))
+    assert complete(Fake(), "hi").code == 0
 
 
 def test_an_absent_model_is_an_error_before_the_input_is_read(complete, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from pagedrun import machine
-from pagedrun.errors import PlatformError
+from pagedrun.errors import NotEnoughMemoryError, PlatformError
+from pagedrun.memory import FreeMemory, check_context
 
 
 class NVMLError(Exception):
@@ -102,3 +103,9 @@ def test_other_platforms(monkeypatch: pytest.MonkeyPatch, system: str, processor
 def test_this_platform() -> None:
     machine.require_supported()
     assert machine.glibc_version() >= (2, 17)
+
+
+def test_the_hint_about_memory_names_what_there_is() -> None:
+    with pytest.raises(NotEnoughMemoryError) as e:
+        check_context(10**9, 10**9, FreeMemory(ram=10**9))
+    assert "--max-num-seqs" not in e.value.hint and "max_num_seqs in the settings file" in e.value.hint

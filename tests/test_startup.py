@@ -8,7 +8,18 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = {"numpy", "rich", "prompt_toolkit", "llama_cpp", "huggingface_hub", "gguf", "jinja2", "psutil", "pynvml"}
+HEAVY = {
+    "numpy",
+    "rich",
+    "prompt_toolkit",
+    "llama_cpp",
+    "huggingface_hub",
+    "gguf",
+    "jinja2",
+    "jsonschema",
+    "psutil",
+    "pynvml",
+}
 ROOT = Path(__file__).parents[1]
 
 PROGRAM = f"""

@@ -20,8 +20,9 @@ from pagedrun.cli.options import (
     with_options,
 )
 from pagedrun.cli.output import AnswerOutput
-from pagedrun.errors import UsageError
-from pagedrun.request import Finished, FinishReason, GenerationRequest
+from pagedrun.cli.schema import check_answer, read_schema
+from pagedrun.errors import PagedrunError, UsageError
+from pagedrun.request import Finished, FinishReason, GenerationRequest, check_can_end
 from pagedrun.units import count, rate
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class AnswerOptions:
     ] = False
     json_schema: Annotated[
         str | None,
-        typer.Option("--json-schema", metavar="FILE|JSON", help="Answer with JSON that follows this schema."),
+        typer.Option("--json-schema", metavar="FILE|JSON", help="Answer with JSON by this schema, checked at the end."),
     ] = None
     grammar: Annotated[
         Path | None, typer.Option("--grammar", metavar="FILE", help="Answer with text that follows this GBNF grammar.")
@@ -106,9 +107,10 @@ def complete(
     of JSON that was asked for, 130 interrupted.
     """
     answer.check(template)
-    schema = _schema(answer.json_schema)
+    schema = read_schema(answer.json_schema)
     grammar = None if answer.grammar is None else read_option_file(answer.grammar, "--grammar")
     params = sampling.params()
+    check_can_end(params, constrained=schema is not None or grammar is not None)
     if params.seed is None:
         params = replace(params, seed=secrets.randbelow(_SEEDS))  # drawn here, so that --json can tell it
     located = generate.find_model(model)
@@ -117,22 +119,6 @@ def complete(
         task = _Task(service, located, answer, template, params, schema, grammar)
         code = task.run(text)
     raise typer.Exit(code)
-
-
-def _schema(value: str | None) -> str | None:
-    """The text of the schema: given as it is, or in a file. Raises UsageError when it is not a JSON schema."""
-    if value is None:
-        return None
-    inline = value.lstrip().startswith("{")
-    text = value if inline else read_option_file(Path(value), "--json-schema")
-    where = "--json-schema" if inline else f"--json-schema {value}"
-    try:
-        schema = json.loads(text)
-    except ValueError as e:
-        raise UsageError(f"{where} is not JSON: {e}") from e
-    if not isinstance(schema, dict):
-        raise UsageError(f"{where} is not a JSON schema: an object is needed")
-    return text
 
 
 @dataclass(frozen=True)
@@ -164,9 +150,13 @@ class _Task:
                 raise
             finished = answer.finished
             assert finished is not None
+            if not streams:
+                self._check(answer, finished)
             if self.options.json:
                 output.replace(json.dumps(self._report(answer, finished), ensure_ascii=False) + "\n")
             output.finish()
+        if streams:
+            self._check(answer, finished)
         return self._outcome(answer, finished, len(request.prompt))
 
     def _request(self, text: str) -> tuple[GenerationRequest, Any]:
@@ -210,6 +200,15 @@ class _Task:
             "seed": self.params.seed,
         }
 
+    def _check(self, answer: generate.Answer, finished: Finished) -> None:
+        """Raise PagedrunError when a complete answer does not follow the schema."""
+        if self.schema is None or finished.reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            return
+        if _is_json(answer.content):
+            check_answer(self.schema, answer.content)
+        elif finished.reason is FinishReason.STOP:
+            raise PagedrunError("the answer is not complete JSON", hint="--stop may have ended it early")
+
     def _outcome(self, answer: generate.Answer, finished: Finished, n_prompt: int) -> int:
         """Say on stderr what the answer lacks, if it lacks something; returns the exit code."""
         reason, tokens = finished.reason, count(finished.usage.completion_tokens, "token")
@@ -223,11 +222,8 @@ class _Task:
             )
             return CUT_OFF
         if self.schema is not None and not _is_json(answer.content):
-            if reason is FinishReason.LENGTH:
-                console.show_problem(f"the JSON is incomplete: it was cut off after {tokens}", "raise -n")
-                return CUT_OFF
-            console.show_problem("the answer is not complete JSON", "--stop may have ended it early")
-            return 1
+            console.show_problem(f"the JSON is incomplete: it was cut off after {tokens}", "raise -n")
+            return CUT_OFF
         if answer.reasoning and not answer.content:
             console.warn(f"the answer ended after {tokens} while still thinking; raise -n, or use --no-think")
         return 0

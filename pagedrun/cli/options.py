@@ -61,7 +61,7 @@ class SamplingOptions:
         None
     )
     repeat_last_n: Annotated[
-        int | None, _sampling("--repeat-last-n", "How far the penalties look back, in tokens; -1: the whole context.")
+        int | None, _sampling("--repeat-last-n", "How far the penalties look back, in tokens (0 to 1048576).")
     ] = None
     presence_penalty: Annotated[
         float | None, _sampling("--presence-penalty", "Lower what was said at all; 0: off.")
@@ -77,7 +77,7 @@ class SamplingOptions:
         int | None, _sampling("--dry-allowed-length", "DRY: repeats up to this many tokens are free.")
     ] = None
     dry_penalty_last_n: Annotated[
-        int | None, _sampling("--dry-penalty-last-n", "DRY: how far it looks back, in tokens; -1: the whole context.")
+        int | None, _sampling("--dry-penalty-last-n", "DRY: how far it looks back, in tokens (0 to 1048576).")
     ] = None
     dry_sequence_breaker: Annotated[
         list[str] | None,

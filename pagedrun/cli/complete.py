@@ -42,7 +42,7 @@ class AnswerOptions:
     """What the answer is to be, and how it is written."""
 
     file: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option("-f", "--file", metavar="FILE", help="Text to add after PROMPT; may be repeated."),
     ] = None
     max_tokens: Annotated[
@@ -69,10 +69,19 @@ class AnswerOptions:
         bool, typer.Option("--stream/--no-stream", help="Write the answer as it comes, or at once at its end.")
     ] = True
 
+    @property
+    def files(self) -> list[Path]:
+        """Each --file."""
+        return [Path(name) for name in self.file or ()]
+
     def check(self, template: TemplateOptions) -> None:
         """Raise UsageError for options that contradict each other or make no sense."""
         if self.max_tokens is not None and self.max_tokens < 1:
             raise UsageError(f"-n must be 1 or more, not {self.max_tokens}")
+        if "" in (self.file or ()):
+            raise UsageError("--file needs the name of a file")
+        if "-" in (self.file or ()):
+            raise UsageError("--file - is no file", hint="standard input is read anyway; a file of that name is ./-")
         if any(not text for text in self.stop or ()):
             raise UsageError("--stop needs some text")
         if self.json_schema is not None and self.grammar is not None:
@@ -114,7 +123,7 @@ def complete(
     if params.seed is None:
         params = replace(params, seed=secrets.randbelow(_SEEDS))  # drawn here, so that --json can tell it
     located = generate.find_model(model)
-    text = inputs.assemble(prompt, answer.file or (), raw=answer.raw)
+    text = inputs.assemble(prompt, answer.files, raw=answer.raw)
     with generate.open_model(located, engine, template) as service:
         task = _Task(service, located, answer, template, params, schema, grammar)
         code = task.run(text)
@@ -216,8 +225,9 @@ class _Task:
             return INTERRUPTED
         if reason is FinishReason.CONTEXT:
             size = self.service.limits.max_seq_len
+            held = f"{n_prompt:,} prompt, {size - n_prompt:,} answer"  # the last token of all is not put into it
             console.show_problem(
-                f"cut off: the context of {count(size, 'token')} is full ({n_prompt:,} prompt, the answer {tokens})",
+                f"cut off: the context of {count(size, 'token')} is full ({held})",
                 "shorten the prompt, or raise --max-seq-len",
             )
             return CUT_OFF

@@ -25,7 +25,8 @@ and leaves with `exit_code`; nothing here ever reaches a user as a traceback.
     │   ├── ContextLengthError  the prompt does not fit the context
     │   ├── GrammarError        a grammar or JSON schema cannot be used
     │   └── TemplateError       the chat template is missing or broken; carries the line
-    └── EngineError             decoding failed, or the engine has stopped
+    ├── EngineError             decoding failed, or the engine has stopped
+    └── OutputError             standard output cannot be written: there is no point in going on
 """
 
 from __future__ import annotations
@@ -128,3 +129,7 @@ class TemplateError(RequestError):
 
 class EngineError(PagedrunError):
     """Decoding failed, or the engine has stopped."""
+
+
+class OutputError(PagedrunError):
+    """Standard output cannot be written."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pagedrun.cli.repl import actions, commands
 from pagedrun.cli.repl.prompt import PipeReader, clean, completions
 from pagedrun.cli.repl.settings import CHAT, NAMES, SAMPLING, Settings
-from pagedrun.errors import ParameterError, UsageError
+from pagedrun.errors import UsageError
 from pagedrun.sampling import SamplingParams
 
 REQUIRED = {"help", "clear", "system", "regenerate", "undo", "save", "load", "set", "stats", "exit"}
@@ -123,23 +123,23 @@ def test_recommended_sampling_follows_thinking() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "error"),
+    ("name", "text"),
     [
-        ("temp", "-1", ParameterError),
-        ("temp", "warm", UsageError),
-        ("temp", "nan", ParameterError),
-        ("top_p", "1.5", ParameterError),
-        ("top_k", "2.5", UsageError),
-        ("seed", "-3", ParameterError),
-        ("think", "maybe", UsageError),
-        ("max_tokens", "0", ParameterError),
-        ("temprature", "1", UsageError),
+        ("temp", "-1"),
+        ("temp", "warm"),
+        ("temp", "nan"),
+        ("top_p", "1.5"),
+        ("top_k", "2.5"),
+        ("seed", "-3"),
+        ("think", "maybe"),
+        ("max_tokens", "0"),
+        ("temprature", "1"),
     ],
 )
-def test_a_wrong_value_is_refused_and_changes_nothing(name: str, text: str, error: type[Exception]) -> None:
+def test_a_wrong_value_is_refused_and_changes_nothing(name: str, text: str) -> None:
     s = settings_with_layers()
     before = list(s)
-    with pytest.raises(error):
+    with pytest.raises(UsageError):
         s.set(name, text)
     assert list(s) == before
 

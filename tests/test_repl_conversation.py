@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -128,7 +129,24 @@ def chats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "../up", "a/b", ".hidden", "a\0b", "a\nb", "x" * 101, "dot.", "/etc/passwd", "-x"]
+    "name",
+    [
+        "",
+        "../up",
+        "a/b",
+        ".hidden",
+        "a\0b",
+        "a\nb",
+        "x" * 251,
+        "ü" * 126,
+        "a\x9bb",
+        "\u0301",
+        " x",
+        "a\u2028b",
+        "dot.",
+        "/etc/passwd",
+        "-x",
+    ],
 )
 def test_names_that_are_no_file_names_are_refused(chats: Path, name: str) -> None:
     with pytest.raises(UsageError):
@@ -138,11 +156,20 @@ def test_names_that_are_no_file_names_are_refused(chats: Path, name: str) -> Non
     assert not chats.exists()
 
 
-def test_an_existing_chat_is_never_replaced(chats: Path) -> None:
+@pytest.mark.parametrize("name", ["überblick", "u\u0308berblick", "日本語", "हिन्दी", "x" * 250, "_a-1.b c"])
+def test_names_can_be_in_any_script(chats: Path, name: str) -> None:
+    saved.save(Conversation(system="s"), name, model="m")
+    assert saved.load(name).system == "s"
+    assert saved.load(unicodedata.normalize("NFC", name)).system == "s"
+
+
+def test_an_existing_chat_is_replaced_only_with_leave(chats: Path) -> None:
     path = saved.save(Conversation(system="first"), "x", model="m")
     with pytest.raises(UsageError, match="already"):
         saved.save(Conversation(system="second"), "x", model="m")
     assert json.loads(path.read_text())["system"] == "first"
+    saved.save(Conversation(system="third"), "x", model="m", may_replace=lambda taken: taken == path)
+    assert json.loads(path.read_text())["system"] == "third"
     assert [p.name for p in chats.iterdir()] == ["x.json"]
 
 

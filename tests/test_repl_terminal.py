@@ -260,6 +260,27 @@ def test_a_full_context_offers_to_drop_the_oldest_turns(start: Start) -> None:
     t.wait_for("^y{79}$")
 
 
+def test_anything_but_an_answer_to_a_question_is_asked_again_or_done(start: Start) -> None:
+    t = start(size=512, cols=120)
+    ready(t)
+    for _ in range(2):
+        t.send("chars 155" + ENTER)
+        ready(t)
+    t.send("echo " + "y" * 130 + ENTER)
+    t.wait_for(r"\[y/N\]")
+    t.send("echo early" + ENTER)
+    t.wait_for(r"\[y/N\]", times=2)
+    assert "y or n, please" in t.text
+    t.send("/drop 2" + ENTER)
+    t.wait_for("the oldest 2 turns are no longer sent to the model")
+    ready(t)
+    for shown in ("/drop 2", "echo early", "echo yyyy"):
+        t.send(UP)
+        t.wait_for(f"^> {shown}")
+    t.send(ENTER)
+    t.wait_for("^y{120}$")
+
+
 def test_a_dumb_terminal_gets_plain_text(start: Start) -> None:
     t = start(TERM="dumb")
     t.wait_for("Ctrl-D leaves")

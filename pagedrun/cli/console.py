@@ -10,9 +10,12 @@ import os
 import re
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
+
+from pagedrun.errors import OutputError
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -94,6 +97,18 @@ def abandon_stdout() -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
         os.close(null)
+
+
+@contextmanager
+def writing_stdout() -> Iterator[None]:
+    """Around every write to stdout. Raises OutputError for one that fails; BrokenPipeError, as no failure, stays."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as e:
+        abandon_stdout()
+        raise OutputError(f"cannot write the answer: {e.strerror}") from e
 
 
 def _styled(text: str, style: str) -> str:

@@ -7,7 +7,7 @@ import threading
 from types import TracebackType
 
 from pagedrun.cli import console
-from pagedrun.errors import PagedrunError
+from pagedrun.errors import OutputError
 
 # Below this a status line would only flicker.
 _STATUS_DELAY_S = 1.0
@@ -16,13 +16,13 @@ _STATUS_DELAY_S = 1.0
 class AnswerOutput:
     """stdout for one answer, and a status line on stderr while nothing comes; a context manager.
 
-    Text is UTF-8 whatever the locale says. Raises BrokenPipeError when the reader has left, PagedrunError when
+    Text is UTF-8 whatever the locale says. Raises BrokenPipeError when the reader has left, OutputError when
     stdout cannot be written otherwise.
     """
 
     def __init__(self, status: str) -> None:
         if sys.stdout is None:
-            raise PagedrunError("standard output is closed")
+            raise OutputError("standard output is closed")
         self._terminal = console.is_terminal(sys.stdout)
         self._waiting: list[str] = []
         self._ends_line = True
@@ -62,14 +62,9 @@ class AnswerOutput:
         self._status.clear()
         shown = console.printable(text) if self._terminal else text
         self._ends_line = shown.endswith("\n") if shown else self._ends_line
-        try:
+        with console.writing_stdout():
             sys.stdout.buffer.write(shown.encode("utf-8", "replace"))
             sys.stdout.buffer.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as e:
-            console.abandon_stdout()
-            raise PagedrunError(f"cannot write the answer: {e.strerror}") from e
 
 
 class _Status:

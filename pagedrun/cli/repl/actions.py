@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from pagedrun import units
 from pagedrun.cli import console
@@ -45,6 +46,7 @@ def _help(state: ChatState, _: str) -> Next:
 
 def _clear(state: ChatState, _: str) -> Next:
     state.conversation = state.conversation.clear()
+    state.saved_as = None
     console.note("a new conversation" + (", same system prompt" if state.conversation.system else ""))
     return None
 
@@ -90,7 +92,13 @@ def _drop(state: ChatState, text: str) -> Next:
 
 
 def _save(state: ChatState, name: str) -> Next:
-    path = saved.save(state.conversation, name, model=state.service.model.name)
+    def may_replace(path: Path) -> bool:
+        if path == state.saved_as:
+            return True
+        return state.confirm is not None and state.confirm(f"There already is a chat named {name}. Replace it?")
+
+    model = state.service.model.name
+    path = state.saved_as = saved.save(state.conversation, name, model=model, may_replace=may_replace)
     console.note(f"saved to {path}")
     return None
 
@@ -101,6 +109,7 @@ def _load(state: ChatState, name: str) -> Next:
         state.output.line("\n".join(names) if names else "(none is saved)")
         return None
     state.conversation = saved.load(name)
+    state.saved_as = saved.chat_path(name)
     turns = state.conversation.turns
     console.note(
         f"{units.count(len(turns), 'turn')} loaded" + (f"; the last: {excerpt(turns[-1].question)}" if turns else "")
@@ -123,7 +132,9 @@ def _set(state: ChatState, text: str) -> Next:
 
 def _stats(state: ChatState, _: str) -> Next:
     on_gpu = state.service.model.on_gpu
-    state.output.table(state.stats.rows(used=state.used(), size=state.context_size, on_gpu=on_gpu))
+    state.output.table(
+        state.stats.rows(used=min(state.used(), state.context_size), size=state.context_size, on_gpu=on_gpu)
+    )
     return None
 
 

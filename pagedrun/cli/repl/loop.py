@@ -11,9 +11,9 @@ from pagedrun.cli.repl import actions, commands
 from pagedrun.cli.repl.answer import Said, follow
 from pagedrun.cli.repl.context import DropPlan, Room
 from pagedrun.cli.repl.conversation import Conversation, Turn
-from pagedrun.cli.repl.prompt import LineReader
+from pagedrun.cli.repl.prompt import CommandInstead, LineReader
 from pagedrun.cli.repl.state import ChatState
-from pagedrun.errors import ContextLengthError, EngineError, PagedrunError
+from pagedrun.errors import ContextLengthError, EngineError, OutputError, PagedrunError
 from pagedrun.request import FinishReason
 
 #: The exit code when the context cut something off.
@@ -32,12 +32,15 @@ class Chat:
         self._clock = clock
         self._last_interrupt = float("-inf")
         self._problem = 0
+        self._next_line = ""  # given already, in answer to a question
+        state.confirm = reader.confirm if reader.interactive else None
 
     def run(self) -> int:
         """The exit code: 0; for a pipe, that of the first thing that went wrong, as nobody saw it happen."""
         while True:
             try:
-                line = self._reader.read()
+                line = self._next_line or self._reader.read()
+                self._next_line = ""
                 if line.strip() and self._leaves(line):
                     break
             except EOFError:
@@ -46,6 +49,10 @@ class Chat:
                 if not self._reader.interactive:
                     raise
                 self._interrupted()
+            except CommandInstead as e:
+                self._next_line = e.line
+            except OutputError:
+                raise
             except PagedrunError as e:
                 console.show_error(e)
                 self._remember(CUT_OFF if isinstance(e, ContextLengthError) else e.exit_code)
@@ -115,7 +122,7 @@ class Chat:
         plan = None
         if room.is_too_little or self.state.settings.value("auto_drop"):
             plan = self.state.plan_drop(conversation, question)
-            if plan and self._may_drop(conversation, plan, f"the context is full: {_of(room)} used"):
+            if plan and self._may_drop(conversation, plan, _why_full(room)):
                 return conversation.drop(plan.turns)
         if not room.fits:
             raise ContextLengthError(room.used, room.size, hint=_way_out(plan))
@@ -160,6 +167,13 @@ class Chat:
 
 def _of(room: Room) -> str:
     return f"{units.count(room.used)} of {units.count(room.size, 'token')}"
+
+
+def _why_full(room: Room) -> str:
+    if room.fits:
+        return f"the context is full: {_of(room)} used"
+    size = units.count(room.size, "token")
+    return f"this does not fit: with it the prompt has {units.count(room.used)} tokens, and the context holds {size}"
 
 
 def _way_out(plan: DropPlan | None) -> str:

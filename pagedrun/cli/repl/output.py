@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pagedrun.cli import console as messages
 from pagedrun.cli.repl.render import AnswerView, LiveView, PlainView
+from pagedrun.errors import OutputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,6 +19,8 @@ class Output:
     """stdout as the chat uses it: `rich` on a terminal that can move its cursor, plain elsewhere."""
 
     def __init__(self) -> None:
+        if sys.stdout is None:
+            raise OutputError("standard output is closed")
         self._console: Console | None = None
         if messages.is_terminal(sys.stdout) and os.environ.get("TERM") != "dumb":
             from rich.console import Console
@@ -38,9 +41,9 @@ class Output:
         """Rows in columns, which wrap on a narrow terminal."""
         cells = [[messages.printable(cell) for cell in row] for row in rows]
         if self._console is None:
-            for line in _columns(cells):
-                sys.stdout.write(line + "\n")
-            sys.stdout.flush()
+            with messages.writing_stdout():
+                sys.stdout.write("".join(line + "\n" for line in _columns(cells)))
+                sys.stdout.flush()
         elif cells:
             from rich.table import Table
             from rich.text import Text

@@ -26,6 +26,14 @@ _PROMPT = "> "
 _CONTINUATION = "  "
 
 
+class CommandInstead(Exception):  # noqa: N818 - no error: what the user wants now
+    """A yes-or-no question was answered with a /command: it is to be done, and what was asked about is not."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(line)
+        self.line = line
+
+
 class LineReader(Protocol):
     """Where messages come from."""
 
@@ -36,7 +44,7 @@ class LineReader(Protocol):
         ...
 
     def confirm(self, question: str) -> bool:
-        """Ask yes or no; no is the default, and the answer where nobody can be asked."""
+        """Ask yes or no; no is the default, and the answer where nobody can be asked. Raises CommandInstead."""
         ...
 
 
@@ -97,14 +105,23 @@ class TerminalReader:
         return clean(self._session.prompt())
 
     def confirm(self, question: str) -> bool:
-        """Ask on a line of its own."""
+        """Ask on a line of its own, again after anything but an answer. Raises CommandInstead for a /command."""
         from prompt_toolkit import PromptSession
 
-        try:
-            session: PromptSession[str] = PromptSession(output=self._output)
-            return session.prompt(f"{question} [y/N] ").strip().lower() in ("y", "yes")
-        except (EOFError, KeyboardInterrupt):
-            return False
+        session: PromptSession[str] = PromptSession(output=self._output)
+        while True:
+            try:
+                text = clean(session.prompt(f"{question} [y/N] ")).strip()
+            except (EOFError, KeyboardInterrupt):
+                return False
+            if text.lower() in ("y", "yes"):
+                return True
+            if text.lower() in ("", "n", "no"):
+                return False
+            self._session.history.append_string(text)  # a message typed too early: Up brings it back
+            if commands.is_command(text):
+                raise CommandInstead(text)
+            console.note("y or n, please; what you typed is not sent, and the Up key will bring it back")
 
 
 def open_reader(history_file: Path, completions: ArgumentCompletions, warn: Callable[[str], None]) -> LineReader:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from pagedrun import units
@@ -72,8 +73,9 @@ class PlainView:
         self._end_line(self._out, "out")
 
     def _write(self, file: TextIO, name: str, text: str) -> None:
-        file.write(text)
-        file.flush()
+        with messages.writing_stdout() if file is self._out else nullcontext():
+            file.write(text)
+            file.flush()
         self._ends[name] = text[-1:] or self._ends[name]
 
     def _end_line(self, file: TextIO | None, name: str) -> None:

@@ -1,10 +1,11 @@
-"""Conversations as JSON files in the state folder. Written aside and renamed; an existing one is never replaced."""
+"""Conversations as JSON files in the state folder, written aside and renamed; none is replaced without leave."""
 
 from __future__ import annotations
 
 import json
-import re
 import tempfile
+import unicodedata
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from pagedrun.request import FinishReason
 FORMAT = "pagedrun-chat"
 VERSION = 1
 
-# Letters, digits, inner spaces, and - _ . but not at the front: no path separators, no hidden or temporary files.
-_NAME = re.compile(r"\w[\w .-]{0,99}", re.ASCII)
+_SUFFIX = ".json"
+_MAX_BYTES = 255 - len(_SUFFIX)  # file systems allow a name 255
 
 
 def chats_dir() -> Path:
@@ -28,21 +29,38 @@ def chats_dir() -> Path:
 
 def chat_names() -> list[str]:
     """Names that `load` knows, sorted."""
-    return sorted(path.stem for path in chats_dir().glob("*.json"))
+    return sorted(path.stem for path in chats_dir().glob(f"*{_SUFFIX}"))
 
 
 def chat_path(name: str) -> Path:
     """The file of a saved conversation. Raises UsageError for a name that cannot be a file name."""
-    if not _NAME.fullmatch(name) or name.endswith((" ", ".")):
+    name = unicodedata.normalize("NFC", name)  # one name, however the keyboard composes it
+    if not _is_name(name):
         raise UsageError(
             f"{name!r} cannot be the name of a chat" if name else "the chat needs a name",
-            hint="letters, digits, spaces and - _ . make a name, for example: /save recipes",
+            hint="letters, digits, spaces and - _ . make a name (not too long), for example: /save recipes",
         )
-    return chats_dir() / f"{name}.json"
+    return chats_dir() / f"{name}{_SUFFIX}"
 
 
-def save(conversation: Conversation, name: str, *, model: str) -> Path:
-    """Write a conversation to a new file. Raises UsageError when the name is taken or bad."""
+def _is_name(name: str) -> bool:
+    """Letters and digits of any script, inner spaces, and - _ . but of these only _ at the front.
+
+    No path separators, no control characters, no hidden or temporary files.
+    """
+    return (
+        bool(name)
+        and all(c in " -_." or unicodedata.category(c)[0] in "LMN" for c in name)
+        and (name[0] == "_" or name[0].isalnum())
+        and name[-1] not in " ."
+        and len(name.encode()) <= _MAX_BYTES
+    )
+
+
+def save(
+    conversation: Conversation, name: str, *, model: str, may_replace: Callable[[Path], bool] = lambda _: False
+) -> Path:
+    """Write a conversation to a file. Raises UsageError for a bad name, and a taken one unless `may_replace` agrees."""
     path = chat_path(name)
     if not conversation.turns and not conversation.system:
         raise UsageError("there is nothing to save yet")
@@ -55,17 +73,23 @@ def save(conversation: Conversation, name: str, *, model: str) -> Path:
         raise PagedrunError(f"cannot write {path}: {e.strerror}") from e
     aside = Path(file.name)
     try:
-        path.touch(mode=0o600, exist_ok=False)  # claims the name, which a rename alone would take from another chat
+        if not _claim(path) and not may_replace(path):
+            raise UsageError(f"there already is a chat named {name}", hint=f"choose another name, or delete {path}")
         aside.replace(path)
-    except FileExistsError:
-        raise UsageError(
-            f"there already is a chat named {name}", hint=f"choose another name, or delete {path}"
-        ) from None
     except OSError as e:
         raise PagedrunError(f"cannot write {path}: {e.strerror}") from e
     finally:
         aside.unlink(missing_ok=True)
     return path
+
+
+def _claim(path: Path) -> bool:
+    """Whether the name was free. It is taken at once: a rename alone would take it from another chat."""
+    try:
+        path.touch(mode=0o600, exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def load(name: str) -> Conversation:

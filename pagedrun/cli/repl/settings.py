@@ -68,7 +68,7 @@ class Settings:
     def set(self, name: str, text: str) -> Shown:
         """Change a setting from what the user typed; "default" takes the change back.
 
-        Raises UsageError for an unknown name, ParameterError for a value that is out of range.
+        Raises UsageError for an unknown name and for a value that is out of range.
         """
         name = canonical(name)
         if text.lower() == "default":
@@ -76,7 +76,10 @@ class Settings:
             return self.show(name)
         value = _parse(name, text)
         if name in SAMPLING:
-            self._override({name: value})
+            try:
+                self._override({name: value})
+            except ParameterError as e:  # the same mistake on the command line is wrong usage too
+                raise UsageError(e.message, hint=e.hint) from e
         self.chosen[name] = value
         return self.show(name)
 
@@ -135,7 +138,7 @@ def _parse(name: str, text: str) -> Any:
     except ValueError:
         raise UsageError(f"{name} must be {what} or default, not {text!r}") from None
     if name == "max_tokens" and value < 1:
-        raise ParameterError(f"max_tokens must be 1 or more, not {value}")
+        raise UsageError(f"max_tokens must be 1 or more, not {value}")
     return value
 
 

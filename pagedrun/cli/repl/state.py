@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagedrun.chat import ChatOptions
@@ -21,13 +23,18 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class ChatState:
-    """The conversation, the settings, the speeds, and the model that answers."""
+    """The conversation, the settings, the speeds, and the model that answers.
+
+    saved_as: the file this conversation was saved to or loaded from. confirm: asks yes or no; None: nobody is there.
+    """
 
     service: Service
     output: Output
     conversation: Conversation = field(default_factory=Conversation)
     settings: Settings = field(default_factory=Settings)
     stats: Stats = field(default_factory=Stats)
+    saved_as: Path | None = None
+    confirm: Callable[[str], bool] | None = None
 
     @property
     def context_size(self) -> int:

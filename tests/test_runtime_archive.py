@@ -226,6 +226,55 @@ def test_refuses_other_files(runtime: Runtime, tmp_path: Path) -> None:
     assert list(store.root().iterdir()) == []
 
 
+@pytest.mark.parametrize("suffix", ["tar.xz", "tar.gz"])
+def test_an_archive_that_is_cut_short_says_so(runtime: Runtime, tmp_path: Path, suffix: str) -> None:
+    (runtime.lib / "large").write_bytes(os.urandom(100_000))
+    export(runtime, tmp_path / f"whole.{suffix}", Report())
+    data = (tmp_path / f"whole.{suffix}").read_bytes()
+    for size in (50, len(data) // 2, len(data) * 9 // 10):
+        (tmp_path / f"half.{suffix}").write_bytes(data[:size])
+        with pytest.raises(SetupError, match=rf"half\.{suffix} cannot be used: it is cut short"):
+            install_from(tmp_path / f"half.{suffix}", Report())
+    assert list(store.root().iterdir()) == []
+
+
+def test_a_file_that_differs_from_the_manifest(runtime: Runtime, tmp_path: Path) -> None:
+    made = dataclasses.replace(runtime.manifest, files=manifest.checksums(runtime.root))
+    manifest.save(made, runtime.root)
+    export(runtime, tmp_path / "good.tar.gz", Report())
+    assert install_from(tmp_path / "good.tar.gz", Report()).manifest.files == made.files
+    (runtime.lib / "libllama.so.0.5").write_text("other")
+    export(runtime, tmp_path / "bad.tar.gz", Report())
+    with pytest.raises(SetupError, match=r"damaged: lib/libllama\.so"):
+        install_from(tmp_path / "bad.tar.gz", Report())
+
+
+def test_messages_do_not_name_the_folder_for_unpacking(
+    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(runtime: Runtime, report: object) -> None:
+        raise BuildError(f"there are no bindings in {runtime.python}")
+
+    export(runtime, tmp_path / "r.tar.gz", Report())
+    monkeypatch.setattr(archive, "check_loads", refuse)
+    with pytest.raises(BuildError) as caught:
+        install_from(tmp_path / "r.tar.gz", Report())
+    assert caught.value.message == f"there are no bindings in {tmp_path}/r.tar.gz/python"
+    twice = repack(tmp_path / "r.tar.gz", tmp_path / "twice.tar.gz", _rename("pagedrun-runtime/bin/llama-bench"))
+    with pytest.raises(SetupError, match=r"cannot be used: it holds 'pagedrun-runtime/.*' twice") as wrong:
+        install_from(twice, Report())
+    assert "import-" not in wrong.value.message
+
+
+def test_export_that_cannot_be_written(runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "somewhere")
+
+    monkeypatch.setattr(tarfile, "open", refuse)
+    with pytest.raises(SetupError, match=r"cannot write .*r\.tar\.gz: Permission denied"):
+        export(runtime, tmp_path / "r.tar.gz", Report())
+
+
 def test_a_runtime_that_does_not_load_is_not_installed(
     runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,34 @@ def test_a_damaged_runtime_is_built_again(setup: Setup, report: Report) -> None:
     assert "damaged" in report.text
 
 
+@pytest.mark.parametrize("part", ["lib/libllama.so.0", "python/llama_cpp/llama_cpp.py"])
+def test_a_file_that_differs_or_is_missing_is_built_again(setup: Setup, report: Report, part: str) -> None:
+    runtime = setup(cpu=False)
+    assert {
+        "lib/libllama.so",
+        "lib/libllama.so.0.5.0",
+        "python/llama_cpp/llama_cpp.py",
+    } <= runtime.manifest.files.keys()
+    for damage in (lambda path: path.unlink(), lambda path: (path.unlink(), path.write_text("other"))):
+        damage(runtime.root / part)
+        assert manifest.damaged(runtime.manifest, runtime.root) == [part]
+        assert manifest.damaged(setup(cpu=False).manifest, runtime.root) == []
+        assert "damaged" in report.text
+
+
+def test_tools_come_with_their_checksums(setup: Setup) -> None:
+    runtime = setup(tools=True)
+    assert runtime.manifest.files == manifest.checksums(runtime.root)
+
+
+def test_a_manifest_that_cannot_be_read_is_built_again(setup: Setup, report: Report) -> None:
+    runtime = setup(cpu=False)
+    (runtime.root / "manifest.json").write_text("{")
+    assert setup(cpu=False).manifest.key == runtime.manifest.key
+    assert store.find_runtime().manifest.files
+    assert "manifest cannot be read" in report.text
+
+
 def test_a_library_that_says_another_build_id_is_refused(setup: Setup) -> None:
     lying = Patch("0001-lie.patch", BUILD_ID_PATCH.data.replace(b"return PAGEDRUN_BUILD_ID", b'return "other"'))
     with pytest.raises(BuildError, match="build id is other"):

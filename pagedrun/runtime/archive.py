@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from pagedrun import machine
-from pagedrun.errors import SetupError, UsageError
+from pagedrun.errors import BuildError, SetupError, UsageError
 from pagedrun.runtime import manifest as manifests
 from pagedrun.runtime import space, store
 from pagedrun.runtime.build import folder_size
@@ -27,7 +27,9 @@ from pagedrun.runtime.store import Runtime
 _TOP = "pagedrun-runtime"
 _MAX_UNPACKED = 8 << 30  # a CUDA build for every architecture stays far below
 # What the standard library raises for an archive that is cut short, altered, or made to do harm.
-_DAMAGED = (tarfile.TarError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError, ValueError, FileExistsError)
+_DAMAGED = (tarfile.TarError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError, ValueError)
+# How lzma, gzip and tarfile say that there should be more.
+_CUT_SHORT = ("ended before the end-of-stream", "unexpected end of data", "truncated header")
 _NOT_OURS = "it is not a runtime that pagedrun setup --export wrote"
 
 
@@ -49,6 +51,8 @@ def export(runtime: Runtime, target: Path, report: Reporter) -> None:
                     name = PurePosixPath(_TOP, *path.relative_to(runtime.root).parts)
                     tar.add(path, str(name), recursive=False, filter=_anonymous)
             aside.replace(target)
+    except OSError as e:
+        raise SetupError(f"cannot write {target}: {e.strerror or e}", hint="choose another folder") from e
     finally:
         aside.unlink(missing_ok=True)
 
@@ -72,9 +76,13 @@ def install_from(file: Path, report: Reporter) -> Runtime:
                 with space.watched(store.root(), "unpacking the runtime"):
                     found = _unpack(file, aside)
             except _DAMAGED as e:
-                reason = str(e).partition("\n")[0].rstrip(":")  # tarfile lists every format that it has tried
-                raise SetupError(f"{file} cannot be used: {reason}", hint=_NOT_OURS) from e
-            check_loads(Runtime(aside, found), report)
+                raise _unusable(file, e) from e
+            except OSError as e:  # without its path, which is in the folder for unpacking
+                raise SetupError(f"{file} cannot be unpacked: {e.strerror or e}") from e
+            try:
+                check_loads(Runtime(aside, found), report)
+            except BuildError as e:
+                raise BuildError(e.message.replace(str(aside), str(file)), hint=e.hint) from e
             target = store.root() / found.key
             if target.exists():
                 target.rename(Path(scratch) / "replaced")
@@ -82,6 +90,14 @@ def install_from(file: Path, report: Reporter) -> Runtime:
         runtime = Runtime(target, found)
         store.set_current(runtime)
     return runtime
+
+
+def _unusable(file: Path, error: Exception) -> SetupError:
+    text = str(error)
+    if isinstance(error, EOFError) or any(words in text for words in _CUT_SHORT):
+        return SetupError(f"{file} cannot be used: it is cut short", hint="copy it here again")
+    reason = text.partition("\n")[0].rstrip(":")  # tarfile lists every format that it has tried
+    return SetupError(f"{file} cannot be used: {reason}", hint=_NOT_OURS)
 
 
 def _mode(target: Path) -> Literal["w:xz", "w:gz"]:
@@ -120,6 +136,10 @@ def _unpack(file: Path, target: Path) -> Manifest:
     manifests.save(found, target)
     if not folder_size(target / "lib"):
         raise SetupError(f"{file} cannot be used: it holds no libraries", hint=_NOT_OURS)
+    if bad := manifests.damaged(found, target):
+        raise SetupError(
+            f"{file} is damaged: {bad[0]} is missing or differs", hint="copy it here again, or export it anew"
+        )
     return found
 
 
@@ -129,7 +149,12 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> Non
     if path.parts[:1] != (_TOP,) or len(path.parts) < 2 or ".." in path.parts:
         raise ValueError(f"it holds the path {member.name!r}")
     out = target.joinpath(*path.parts[1:])
-    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ValueError(f"it holds {member.name!r} below a file") from None
+    if os.path.lexists(out):  # writing could go through a link that came earlier in the archive
+        raise ValueError(f"it holds {member.name!r} twice")
     if member.issym():
         if "/" in member.linkname or member.linkname in ("", ".", ".."):
             raise ValueError(f"{member.name!r} is a link to {member.linkname!r}")
@@ -137,7 +162,6 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> Non
     elif member.isfile():
         stream = tar.extractfile(member)
         assert stream is not None  # it is a file
-        # "x": never through a link that came earlier in the archive.
         with stream, out.open("xb") as copy:
             shutil.copyfileobj(stream, copy)
         out.chmod(0o755 if member.mode & 0o100 else 0o644)

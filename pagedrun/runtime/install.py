@@ -57,11 +57,7 @@ def install(options: Options, report: Reporter) -> Runtime:
         return ready
     recipe = Recipe(PINNED, shipped_patches(), compiler, chosen, options.portable)
     with locked(report) as fd, space.watched(store.root().parent, "building the runtime"):
-        runtime = store.open_runtime(recipe.key)
-        if runtime is not None and not _loads(runtime):
-            report.warn("the runtime in the cache is damaged; building it again")
-            shutil.rmtree(runtime.root)
-            runtime = None
+        runtime = _existing(recipe.key, report)
         if runtime is None or (options.tools and not runtime.manifest.tools):
             runtime = _build(recipe, runtime, options, report, fd)
         store.set_current(runtime)
@@ -95,6 +91,19 @@ def clean(report: Reporter) -> int:
     return freed
 
 
+def _existing(key: str, report: Reporter) -> Runtime | None:
+    """The runtime of that key, if it is there and sound; one that is not is deleted."""
+    try:
+        runtime = store.open_runtime(key)
+        if runtime is None or _sound(runtime):
+            return runtime
+        report.warn("the runtime in the cache is damaged; building it again")
+    except RuntimeLibraryError as e:
+        report.warn(f"{e.message}; building it again")
+    shutil.rmtree(store.root() / key)
+    return None
+
+
 def _build(recipe: Recipe, existing: Runtime | None, options: Options, report: Reporter, fd: int) -> Runtime:
     folder = store.build_root() / recipe.key
     folder.mkdir(parents=True, exist_ok=True)
@@ -118,7 +127,9 @@ def _build(recipe: Recipe, existing: Runtime | None, options: Options, report: R
     if options.tools:
         builder.compile(TOOLS, "Building llama.cpp's tools")
         builder.install_tools(runtime.lib, runtime.bin)
-        runtime = Runtime(runtime.root, replace(runtime.manifest, tools=TOOLS))
+        # They bring libraries of their own.
+        made = replace(runtime.manifest, tools=TOOLS, files=manifest.checksums(runtime.root))
+        runtime = Runtime(runtime.root, made)
         manifest.save(runtime.manifest, runtime.root)
     return runtime
 
@@ -142,6 +153,7 @@ def _publish(builder: Builder, bindings: Path, report: Reporter) -> Runtime:
         options=recipe.options,
         glibc=needed_glibc(aside / "lib"),
         built=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, by pagedrun {__version__}",
+        files=manifest.checksums(aside),
     )
     manifest.save(made, aside)
     check_loads(Runtime(aside, made), report)
@@ -172,12 +184,16 @@ def check_loads(runtime: Runtime, report: Reporter) -> None:
         )
 
 
-def _loads(runtime: Runtime) -> bool:
+def _sound(runtime: Runtime) -> bool:
+    """Whether its files are those that were built, and it loads."""
+
     class Quiet:
         def note(self, text: str) -> None: ...
         def warn(self, text: str) -> None: ...
         def progress(self, label: str, done: float, total: float | None) -> None: ...
 
+    if manifest.damaged(runtime.manifest, runtime.root):
+        return False
     try:
         check_loads(runtime, Quiet())
     except BuildError:
@@ -193,4 +209,4 @@ def _ready(options: Options) -> Runtime | None:
         runtime = store.find_runtime()
     except RuntimeLibraryError:
         return None
-    return runtime if (runtime.manifest.tools or not options.tools) and _loads(runtime) else None
+    return runtime if (runtime.manifest.tools or not options.tools) and _sound(runtime) else None

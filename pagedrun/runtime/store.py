@@ -94,6 +94,8 @@ def find_runtime() -> Runtime:
         key = pointer(build_id()).read_text(encoding="ascii").strip()
     except (FileNotFoundError, NotADirectoryError):
         raise RuntimeLibraryError(_why_absent(), hint=_SETUP_HINT) from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise RuntimeLibraryError(f"{pointer(build_id())} cannot be read", hint=_SETUP_HINT) from e
     runtime = open_runtime(key)
     if runtime is None:
         raise RuntimeLibraryError("the runtime has been deleted", hint=_SETUP_HINT)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from pagedrun import machine, paths
-from pagedrun.errors import ModelNotFoundError, PagedrunError, PlatformError, RuntimeLibraryError, SetupError
-from pagedrun.runtime import cuda, space, store, toolchain
+from pagedrun.errors import (
+    ModelFileError,
+    ModelNotFoundError,
+    PagedrunError,
+    PlatformError,
+    RuntimeLibraryError,
+    SetupError,
+)
+from pagedrun.runtime import cuda, manifest, space, store, toolchain
 from pagedrun.runtime.process import output_of
 from pagedrun.runtime.sources import build_id, shipped_patches
 from pagedrun.runtime.store import Runtime
@@ -47,8 +55,9 @@ def examine() -> Iterator[Check]:
     yield Check("patches", "ok", f"{len(shipped_patches())} shipped, build id {build_id()}")
     yield build
     if runtime is not None:
-        yield _library(runtime)
-        yield _bindings(runtime)
+        damaged = manifest.damaged(runtime.manifest, runtime.root)
+        yield _library(runtime, [name for name in damaged if name.startswith("lib/")])
+        yield _bindings(runtime, [name for name in damaged if name.startswith("python/")])
     yield from _models()
 
 
@@ -73,7 +82,14 @@ def _compiler(required: bool) -> Check:
         compiler = toolchain.find_compiler()
     except SetupError as e:
         return Check("C++ compiler", "missing", e.message, e.hint, required)
-    return Check("C++ compiler", "ok", f"{compiler.version} ({compiler.cxx})", required=required)
+    return Check("C++ compiler", "ok", f"{_compiler_name(compiler.version)} ({compiler.cxx})", required=required)
+
+
+def _compiler_name(version: str) -> str:
+    """Like "g++ 12.2.0", from the line that a compiler prints about itself."""
+    number = re.search(r"\d+(\.\d+)+", re.sub(r"\(.*?\)", "", version))
+    name = "clang++" if "clang" in version else "g++" if version.startswith("(") else ""
+    return f"{name} {number[0]}" if name and number else version
 
 
 def _build_tools() -> Iterator[Check]:
@@ -151,7 +167,8 @@ def _runtime() -> tuple[Runtime | None, Check]:
         status: Status = "wrong" if store.anything_built() else "missing"
         return None, Check("runtime", status, e.message, e.hint, required=True)
     made = runtime.manifest
-    detail = f"{made.backend}, built {made.built}, key {made.key}"
+    portable = ", portable" if "-DGGML_NATIVE=OFF" in made.options else ""
+    detail = f"{made.backend}{portable}, built {made.built}, key {made.key}"
     notice = store.cpu_notice(runtime)
     if notice:
         # It runs, so it is not a failure; the lines about the driver and the toolkit say what to do.
@@ -159,7 +176,14 @@ def _runtime() -> tuple[Runtime | None, Check]:
     return runtime, Check("runtime", "ok", detail, required=True)
 
 
-def _library(runtime: Runtime) -> Check:
+def _damage(name: str, files: list[str]) -> Check:
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return Check(name, "wrong", f"damaged: {files[0]}{more} missing or changed", "run: pagedrun setup", required=True)
+
+
+def _library(runtime: Runtime, damaged: list[str]) -> Check:
+    if damaged:
+        return _damage("library", damaged)
     wanted = build_id()
     try:
         found = store.reported_build_id(runtime)
@@ -172,7 +196,9 @@ def _library(runtime: Runtime) -> Check:
     return Check("library", "ok", f"loads, and says build id {wanted}", required=True)
 
 
-def _bindings(runtime: Runtime) -> Check:
+def _bindings(runtime: Runtime, damaged: list[str]) -> Check:
+    if damaged:
+        return _damage("bindings", damaged)
     if (runtime.python / "llama_cpp" / "llama_cpp.py").is_file():
         return Check("bindings", "ok", runtime.manifest.base, required=True)
     return Check("bindings", "missing", f"not in {runtime.python}", "run: pagedrun setup", required=True)
@@ -180,7 +206,7 @@ def _bindings(runtime: Runtime) -> Check:
 
 def _models() -> Iterator[Check]:
     folder = paths.models_dir()
-    models = sorted(folder.glob("**/*.gguf")) if folder.is_dir() else []
+    models = [path for path in folder.glob("**/*.gguf") if path.is_file()] if folder.is_dir() else []
     total = sum(path.stat().st_size for path in models)
     yield Check("models", "ok", f"{len(models)} in {folder}, {size(total)}" if models else f"none yet in {folder}")
     yield _default_model()
@@ -188,6 +214,7 @@ def _models() -> Iterator[Check]:
 
 def _default_model() -> Check:
     from pagedrun.catalog import load_catalog
+    from pagedrun.gguf_file import check_file
     from pagedrun.hub import locate
 
     try:
@@ -196,4 +223,8 @@ def _default_model() -> Check:
         return Check("default model", "missing", e.message, "run: pagedrun setup")
     except PagedrunError as e:
         return Check("default model", "wrong", e.message, e.hint)
+    try:
+        check_file(model.path)
+    except ModelFileError as e:
+        return Check("default model", "wrong", e.message, "run: pagedrun setup")
     return Check("default model", "ok", f"{model.name}, {size(model.path.stat().st_size)}")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +98,7 @@ def test_wrong_usage_is_two_lines(args: list[str], says: str, see: str, capsys: 
         (UsageError("nonsense"), 2, "error: nonsense\n"),
         (PagedrunError("a\x1b[2Jb"), 1, "error: a[2Jb\n"),
         (KeyboardInterrupt(), 130, ""),
+        (PermissionError(errno.EACCES, "Permission denied", "/x/y"), 1, "error: /x/y: Permission denied\n"),
         (typer.Exit(3), 3, ""),
         (typer.Exit(), 0, ""),
         (typer.Abort(), 130, ""),
@@ -104,6 +108,16 @@ def test_endings(raising, error: BaseException, code: int, err: str, capsys: Any
     raising(error)
     assert main.run(["fall"]) == code
     assert capsys.readouterr().err == err
+
+
+@pytest.mark.parametrize("args", [["doctor"], ["doctor", "--json"], ["--help"]])
+def test_a_full_disk_behind_stdout(args: list[str], state: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pagedrun", *args], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: cannot write the output: No space left on device\n"
 
 
 def test_a_defect_is_one_line_and_a_traceback_in_the_log(raising, state: Path, capsys: Any) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pagedrun import doctor, machine
+from pagedrun import doctor, machine, paths
+from pagedrun.catalog import load_catalog
 from pagedrun.cli.main import run
 from pagedrun.errors import SetupError
 from pagedrun.machine import Gpu, Memory
-from pagedrun.runtime import cuda, manifest, store
+from pagedrun.runtime import cuda, manifest, store, toolchain
 from pagedrun.runtime.manifest import Manifest
 from pagedrun.runtime.sources import build_id
 from pagedrun.runtime.store import Runtime
@@ -90,6 +92,51 @@ def test_a_library_that_says_something_else(built: Runtime, monkeypatch: pytest.
     assert found["library"].status == "wrong"
     assert "build id none" in found["library"].detail
     assert not doctor.can_run(list(found.values()))
+
+
+@pytest.mark.parametrize(("file", "line"), [("lib/a.so", "library"), ("python/b.py", "bindings")])
+def test_damaged_files(built: Runtime, file: str, line: str) -> None:
+    for name in ("lib/a.so", "python/b.py"):
+        (built.root / name).parent.mkdir(exist_ok=True)
+        (built.root / name).write_text("x")
+    manifest.save(replace(built.manifest, files=manifest.checksums(built.root)), built.root)
+    assert doctor.can_run(list(checks().values()))
+    (built.root / file).write_text("y")
+    found = checks()
+    assert [name for name in ("library", "bindings") if found[name].status == "wrong"] == [line]
+    assert (found[line].detail, found[line].hint) == (f"damaged: {file} missing or changed", "run: pagedrun setup")
+    assert not doctor.can_run(list(found.values()))
+
+
+def test_a_portable_runtime(built: Runtime) -> None:
+    manifest.save(replace(built.manifest, options=("-DGGML_NATIVE=OFF",)), built.root)
+    assert checks()["runtime"].detail.startswith("CPU, portable, built")
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        ("(Debian 12.2.0-14+deb12u1) 12.2.0", "g++ 12.2.0"),
+        ("(GCC) 13.2.1 20231205 (Red Hat 13.2.1-6)", "g++ 13.2.1"),
+        ("Debian clang version 14.0.6", "clang++ 14.0.6"),
+        ("some other compiler 1.0", "some other compiler 1.0"),
+    ],
+)
+def test_the_compiler_is_named(version: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.toolchain, "find_compiler", lambda: toolchain.Compiler("/cc", "/c++", version))
+    assert checks()["C++ compiler"].detail == f"{name} (/c++)"
+
+
+def test_garbage_in_place_of_the_default_model() -> None:
+    catalog = load_catalog()
+    spec = catalog.models[catalog.default]
+    file = paths.models_dir() / spec.file_name
+    file.parent.mkdir(parents=True)
+    with file.open("wb") as out:
+        out.truncate(spec.size)
+    found = checks()["default model"]
+    assert (found.status, found.hint) == ("wrong", "run: pagedrun setup")
+    assert "not a GGUF file" in found.detail
 
 
 def test_a_gpu_that_is_not_used(built: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ Subcommands are imported when they are called, so that `pagedrun --help` starts 
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 INTERRUPTED = 130
+
+# What a system answers when it does not let us write or read: the user's to mend, no defect of ours.
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO}
 
 # name -> (module, function, line in `pagedrun --help`)
 _COMMANDS = {
@@ -151,6 +155,14 @@ def _reader_left() -> int:
     return 0
 
 
+def _refused(error: OSError) -> int:
+    """A file that may not be used, or, without a name, standard output (a full disk behind it)."""
+    if error.filename is None:
+        console.abandon_stdout()
+    console.show_problem(f"{error.filename or 'cannot write the output'}: {error.strerror}")
+    return 1
+
+
 def _wrong_usage(error: Any) -> int:
     """What typer found wrong with the command line. Its exception classes have moved between versions."""
     context = getattr(error, "ctx", None)
@@ -162,6 +174,8 @@ def _wrong_usage(error: Any) -> int:
 
 def _unexpected(error: Exception) -> int:
     """A defect of ours: one line, and the traceback in a file (on the terminal with -v)."""
+    if isinstance(error, OSError) and error.errno in _REFUSED:
+        return _refused(error)
     import traceback
 
     text = "".join(traceback.format_exception(error))

@@ -112,7 +112,8 @@ def test_empty_input_is_refused_even_with_a_prompt(complete) -> None:
         (["hi", "--grammar", "none.gbnf"], "--grammar: cannot read none.gbnf"),
         (["hi", "--json-schema", "none.json"], "--json-schema: cannot read none.json"),
         (["hi", "--json-schema", "{nonsense"], "--json-schema is not JSON"),
-        (["hi", "--json-schema", "list.json"], "--json-schema list.json is not a JSON schema"),
+        (["hi", "--json-schema", "words.json"], "--json-schema words.json is not JSON"),
+        (["hi", "--json-schema", ""], "--json-schema needs a file or a schema"),
         (["hi", "-f", ""], "--file needs the name of a file"),
         (["hi", "-f", "-"], "hint:  standard input is read anyway"),
         (["hi", "--seed", "-1"], "seed must be from 0 to 4294967294, not -1"),
@@ -127,7 +128,7 @@ def test_empty_input_is_refused_even_with_a_prompt(complete) -> None:
     ],
 )
 def test_wrong_usage_is_exit_2_before_anything_is_loaded(complete, tmp_path: Path, args: list[str], says: str) -> None:
-    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "words.json").write_text("no JSON")
     fake = Fake()
     ran = complete(fake, *args)
     assert ran.out == ""

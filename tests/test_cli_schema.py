@@ -44,6 +44,20 @@ def test_half_an_answer_is_kept_back_without_streaming(complete) -> None:
     assert "not complete JSON" in ran.err
 
 
+@pytest.mark.parametrize("text", ["true", " false ", '{"enum": ["' + "x" * 5000 + '"]}'])
+def test_what_is_json_and_no_file_is_the_schema_itself(complete, text: str) -> None:
+    fake = Fake(says="{")  # and nothing to hold against the schema
+    assert complete(fake, "hi", "--json-schema", text).code == 1
+    assert fake.request.grammar is not None and fake.request.grammar.text == f"schema {text}"
+
+
+def test_a_file_that_is_there_goes_first(complete, tmp_path: Path) -> None:
+    (tmp_path / "true").write_text(SCHEMA)
+    (tmp_path / "[s].json").write_text(SCHEMA)
+    for name in ("true", "[s].json"):
+        assert read_schema(name) == SCHEMA
+
+
 @pytest.mark.parametrize(
     ("schema", "told"),
     [
@@ -51,10 +65,13 @@ def test_half_an_answer_is_kept_back_without_streaming(complete) -> None:
         ('{"$schema": "http://json-schema.org/draft-07/schema#", "minLength": "x"}', "not valid: $.minLength"),
         ('{"type": "object", "required": true}', "not valid: $.required"),
         ('{"type": "string", "pattern": "("}', "not valid: $.pattern"),
+        ("[]", "not valid: $: []"),
+        ("3", "not valid: $: 3"),
+        ("null", "not valid: $: None"),
         ('{"items": ' * 3000 + "{}" + "}" * 3000, "nested too deeply"),
         ('{"items": ' * 400 + "{}" + "}" * 400, "nested too deeply"),
     ],
-    ids=["type", "draft", "required", "pattern", "very deep", "deep"],
+    ids=["type", "draft", "required", "pattern", "list", "number", "null", "very deep", "deep"],
 )
 def test_what_is_no_schema_is_refused_before_anything_is_loaded(complete, schema: str, told: str) -> None:
     fake = Fake()

@@ -18,13 +18,15 @@ _TOO_DEEP_HINT = "1,000 nested brackets are the most; move parts of it to $defs"
 
 
 def read_schema(value: str | None) -> str | None:
-    """The text of the schema: given as it is, or in a file.
+    """The text of the schema: in a file, where one is there, else given as it is.
 
-    Raises UsageError when it is not a JSON object, GrammarError when it is not a JSON schema.
+    Raises UsageError when it is not JSON, GrammarError when it is not a JSON schema.
     """
     if value is None:
         return None
-    inline = value.lstrip().startswith("{")
+    if not value.strip():
+        raise UsageError("--json-schema needs a file or a schema")
+    inline = not _exists(value) and (value.lstrip()[0] in '{["' or _is_json(value))
     text = value if inline else read_option_file(Path(value), "--json-schema")
     where = "--json-schema" if inline else f"--json-schema {value}"
     try:
@@ -33,10 +35,23 @@ def read_schema(value: str | None) -> str | None:
         raise UsageError(f"{where} is not JSON: {e}") from e
     except RecursionError:
         raise GrammarError(_TOO_DEEP, hint=_TOO_DEEP_HINT) from None
-    if not isinstance(schema, dict):
-        raise UsageError(f"{where} is not a JSON schema: an object is needed")
     _validator(schema)
     return text
+
+
+def _exists(name: str) -> bool:
+    try:
+        return Path(name).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):  # too long or not fit for a path, as a schema is; no such user's home
+        return False
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def check_answer(schema: str, answer: str) -> None:
@@ -58,7 +73,7 @@ def check_answer(schema: str, answer: str) -> None:
         )
 
 
-def _validator(schema: dict[str, Any]) -> Any:
+def _validator(schema: Any) -> Any:
     """A validator of the draft that $schema names, else of the newest under which it is a schema.
 
     It fetches nothing: a $ref to elsewhere is not resolved. Raises GrammarError.
@@ -66,7 +81,7 @@ def _validator(schema: dict[str, Any]) -> Any:
     import jsonschema
     from referencing.jsonschema import EMPTY_REGISTRY
 
-    named = jsonschema.validators.validator_for(schema, default=None)
+    named = jsonschema.validators.validator_for(schema, default=None) if isinstance(schema, dict) else None
     newest = (jsonschema.Draft202012Validator, jsonschema.Draft7Validator, jsonschema.Draft4Validator)
     refused = None
     for draft in newest if named is None else (named,):

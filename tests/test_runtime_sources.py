@@ -144,7 +144,7 @@ def test_pip_gets_the_users_settings_but_no_other_target(tmp_path: Path, monkeyp
     assert "CMAKE_ARGS=-DX=1" in env
     assert f"TMPDIR={tmp_path}/tmp" in env
     assert not any(line.startswith("PIP_USER=") for line in env)
-    assert (tmp_path / "arguments").read_text().split() == ["-m", "pip", "download", "x", "--no-input"]
+    assert (tmp_path / "arguments").read_text().split() == ["-I", "-m", "pip", "download", "x", "--no-input"]
 
 
 def test_unpack_takes_what_the_build_needs_and_patches_it(tmp_path: Path) -> None:

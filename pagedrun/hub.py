@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -149,7 +152,9 @@ def download_command(spec: ModelSpec) -> str:
     """What to type (huggingface-hub's own command) to get the file of an hf: source to where it is looked for."""
     repository, _, revision = spec.source[3:].partition("@")
     pinned = f" --revision {revision}" if revision else ""
-    return f"hf download {repository} {spec.file}{pinned} --local-dir {models_dir()}"
+    beside_python = Path(sys.executable).with_name("hf")
+    hf = "hf" if shutil.which("hf") or not beside_python.exists() else shlex.quote(str(beside_python))
+    return f"{hf} download {repository} {spec.file}{pinned} --local-dir {shlex.quote(str(models_dir()))}"
 
 
 # --- the Hugging Face cache ------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Put the tables of `scripts/results/` into README.md, between its `results` marks. --check only says whether they are.
 
-    .venv/bin/python scripts/readme_tables.py [--check]
+.venv/bin/python scripts/readme_tables.py [--check]
 """
 
 from __future__ import annotations

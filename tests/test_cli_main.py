@@ -159,3 +159,13 @@ def test_the_log_keeps_to_its_owner(raising, state: Path) -> None:
     raising(RuntimeError("oops"))
     main.run(["fall"])
     assert stat.S_IMODE((state / "errors.log").stat().st_mode) & 0o077 == 0
+
+
+def test_hints_name_the_launcher_of_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert console.typed("run: pagedrun setup") == "run: pagedrun setup"
+    monkeypatch.setenv("PAGEDRUN_LAUNCHER", "scripts/pagedrun")
+    assert (
+        console.typed("run: pagedrun setup, then pagedrun chat")
+        == "run: scripts/pagedrun setup, then scripts/pagedrun chat"
+    )
+    assert console.typed("pagedrun ships this") == "pagedrun ships this"

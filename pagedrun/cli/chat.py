@@ -121,7 +121,7 @@ def _greet(service: Service, located: LocatedModel) -> None:
 def _show_way_to_bigger() -> None:
     from pagedrun.catalog import load_catalog
 
-    start = f"pagedrun chat {_BIGGER}"
+    start = console.typed(f"pagedrun chat {_BIGGER}")
     try:
         hub.locate(_BIGGER)
     except ModelError:

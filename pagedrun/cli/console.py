@@ -30,6 +30,9 @@ _RED, _YELLOW, _DIM, _BOLD = "31;1", "33;1", "2", "1"
 # A bar that lives for less than this would only flicker (and cost rich's import).
 _PROGRESS_DELAY_S = 0.5
 
+# A command in a hint.
+_COMMANDS = re.compile(r"\bpagedrun(?= (?:setup|doctor|chat|complete)\b)")
+
 # C0 and C1 controls except tab and newline: what a terminal could take as a command.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -78,7 +81,7 @@ def show_problem(message: str, hint: str = "") -> None:
     """The two lines of every error."""
     _write(f"{_styled('error:', _RED)} {printable(message)}")
     if hint:
-        _write(f"{_styled('hint:', _BOLD)}  {printable(hint)}")
+        _write(f"{_styled('hint:', _BOLD)}  {printable(typed(hint))}")
 
 
 def status_line(text: str) -> None:
@@ -109,6 +112,12 @@ def writing_stdout() -> Iterator[None]:
     except OSError as e:
         abandon_stdout()
         raise OutputError(f"cannot write the answer: {e.strerror}") from e
+
+
+def typed(text: str) -> str:
+    """`text` with its commands as the user has to type them: a checkout's launcher is not on the PATH."""
+    launcher = os.environ.get("PAGEDRUN_LAUNCHER")
+    return _COMMANDS.sub(lambda _: launcher, text) if launcher else text
 
 
 def _styled(text: str, style: str) -> str:

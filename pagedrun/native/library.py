@@ -81,13 +81,13 @@ def _bound_spinning() -> None:
     """Keep OpenMP's threads from spinning for milliseconds at every barrier; libgomp reads this when it is loaded.
 
     By default they do (300,000 spins), and when another program wants the same cores decoding becomes many times
-    slower. Sleeping after 300 costs nothing on an idle machine, and keeps two models at once on two cores ten times
-    faster; not spinning at all makes decoding three times slower (tried with GOMP_SPINCOUNT=N pagedrun complete
+    slower. Sleeping after 1,000 costs little on an idle machine, and keeps two models at once on two cores several
+    times faster; not spinning at all makes decoding three times slower (tried with GOMP_SPINCOUNT=N pagedrun complete
     --json, one and two at a time). With layers on a GPU the threads wait for it between their own, and waking them
     each time would cost more; so this is for the CPU alone. What the user has set stays.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "300")
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def _bindings(folder: Path) -> Any:

@@ -1,5 +1,5 @@
 # For the other scripts: pagedrun_environment ROOT EXTRA [ARGUMENTS] leaves a working ROOT/.venv, with pagedrun's
-# packages and those of EXTRA ("" or "dev"). Once that is done it costs some 20 ms; what there is to do
+# packages and those of EXTRA ("" or "dev"). Once that is done it costs little; what there is to do
 # the first time is in environment.py.
 
 pagedrun_environment() {

@@ -16,6 +16,7 @@ from pagedrun.errors import PagedrunError
 if TYPE_CHECKING:
     from pagedrun.native.library import Library
     from pagedrun.service import Service
+    from tests.sampler_lab import Lab
 
 
 @pytest.fixture(scope="session")
@@ -60,3 +61,21 @@ def tiny_hybrid(library: Library, tmp_path_factory: pytest.TempPathFactory) -> P
     arguments = ["--tiny", *(["--vocab", vocab] if vocab else [])]
     subprocess.run([sys.executable, str(script), str(path), *arguments], check=True, capture_output=True)
     return path
+
+
+@pytest.fixture(scope="module")
+def lab(library: Library, smollm2: Path) -> Iterator[Lab]:
+    """SmolLM2 by hand, for samplers."""
+    from tests.sampler_lab import opened_lab
+
+    with opened_lab(library, smollm2) as made:
+        yield made
+
+
+@pytest.fixture
+def silence(lab: Lab, capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """Nothing of the test may print, nor leave a thread behind."""
+    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
+    yield
+    assert capfd.readouterr() == ("", "")
+    assert len(os.listdir("/proc/self/task")) <= threads + 1  # noqa: PTH208 -- ggml's one worker comes with the first decode

@@ -6,36 +6,18 @@ drew tells what the setting did.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from pagedrun.errors import ParameterError
-from tests.sampler_lab import PROMPT, Lab, opened_lab
+from tests.sampler_lab import PROMPT, Lab
 
 if TYPE_CHECKING:
-    from pagedrun.native.library import Library
+    pass
 
-pytestmark = pytest.mark.real
-
-
-@pytest.fixture(scope="module")
-def lab(library: Library, smollm2: Path) -> Iterator[Lab]:
-    with opened_lab(library, smollm2) as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def silence(lab: Lab, capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
-    """Nothing of this may print, nor leave a thread behind."""
-    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
-    yield
-    assert capfd.readouterr() == ("", "")
-    assert len(os.listdir("/proc/self/task")) <= threads + 1  # noqa: PTH208 -- ggml's one worker comes with the first decode
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("silence")]
 
 
 def ranked(lab: Lab) -> list[int]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,27 +12,12 @@ import pytest
 from pagedrun.chat import ChatOptions, ChatTemplates, Message
 from pagedrun.errors import EngineError, GrammarError, ParameterError
 from pagedrun.request import Grammar, GrammarKind, GrammarTrigger, Reasoning
-from tests.sampler_lab import PROMPT, Lab, opened_lab
+from tests.sampler_lab import PROMPT, Lab
 
 if TYPE_CHECKING:
     from pagedrun.native.library import Library
 
-pytestmark = pytest.mark.real
-
-
-@pytest.fixture(scope="module")
-def lab(library: Library, smollm2: Path) -> Iterator[Lab]:
-    with opened_lab(library, smollm2) as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def silence(lab: Lab, capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
-    """Nothing of this may print, nor leave a thread behind."""
-    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
-    yield
-    assert capfd.readouterr() == ("", "")
-    assert len(os.listdir("/proc/self/task")) <= threads + 1  # noqa: PTH208 -- ggml's one worker comes with the first decode
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("silence")]
 
 
 def test_a_grammar_is_obeyed(lab: Lab) -> None:

@@ -5,17 +5,15 @@ The other side is made to walk the whole vocabulary by more biases (of nothing) 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from tests.sampler_lab import PROMPT, Lab, opened_lab
+from tests.sampler_lab import PROMPT, Lab
 
 if TYPE_CHECKING:
-    from pagedrun.native.library import Library
+    pass
 
 pytestmark = pytest.mark.real
 
@@ -35,12 +33,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "mirostat": {"mirostat": 2},
     "ignore_eos": {"ignore_eos": True, "temperature": 1.5},
 }
-
-
-@pytest.fixture(scope="module")
-def lab(library: Library, smollm2: Path) -> Iterator[Lab]:
-    with opened_lab(library, smollm2) as made:
-        yield made
 
 
 def pair(lab: Lab, tokens: list[int], settings: dict[str, Any], seed: int) -> tuple[Any, Any]:

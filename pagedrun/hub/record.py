@@ -1,0 +1,56 @@
+"""What is remembered about a file in the models folder: where it came from, and that its checksum was right.
+
+FOLDER/NAME           the model file
+FOLDER/.NAME.json     its record
+
+A record speaks of the file as it was when it was checked. A file that has another size or time of change since then
+is another file, and has no record.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """source: "hf:OWNER/REPO@COMMIT", "pypi:PACKAGE==VERSION" or an address; file: the path inside it.
+
+    sha256: of the content, computed here; verified: whether the source had said it beforehand.
+    fetched: local time, ISO 8601. mtime_ns: the file's time of change when it was checked.
+    """
+
+    source: str
+    file: str
+    size: int
+    sha256: str
+    verified: bool
+    fetched: str
+    mtime_ns: int
+
+
+def record_path(path: Path) -> Path:
+    """Where the record of the file at `path` lies."""
+    return path.with_name(f".{path.name}.json")
+
+
+def read(path: Path) -> Record | None:
+    """The record of the file at `path`; None when there is none, or when the file was changed since."""
+    try:
+        values = json.loads(record_path(path).read_text(encoding="utf-8"))
+        record = Record(**{f.name: values[f.name] for f in fields(Record)})
+        found = path.stat()
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return record if (record.size, record.mtime_ns) == (found.st_size, found.st_mtime_ns) else None
+
+
+def write(path: Path, record: Record) -> None:
+    """Remember. In a folder that cannot be written nothing is remembered, which is no error."""
+    aside = record_path(path).with_suffix(".new")
+    with suppress(OSError):
+        aside.write_text(json.dumps(asdict(record), indent=1) + "\n", encoding="utf-8")
+        aside.replace(record_path(path))

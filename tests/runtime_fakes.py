@@ -9,7 +9,7 @@ import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pagedrun.runtime.build import TOOLS
+from pagedrun.runtime.build import PROGRAMS, TOOLS
 from pagedrun.runtime.sources import Patch, Source
 
 CMAKE = """\
@@ -26,7 +26,9 @@ add_library(llama-common SHARED common/common.cpp)
 target_link_libraries(llama-common PUBLIC llama)
 set_target_properties(ggml-base llama llama-common PROPERTIES LINK_FLAGS "-Wl,--no-as-needed")
 """
-CMAKE += "".join(f"add_executable({name} tools/tool.c)\ntarget_link_libraries({name} llama)\n" for name in TOOLS)
+CMAKE += "".join(
+    f"add_executable({name} tools/tool.c)\ntarget_link_libraries({name} llama)\n" for name in (*PROGRAMS, *TOOLS)
+)
 
 LLAMA_C = """\
 int ggml_base(void);

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from pagedrun import machine
-from pagedrun.errors import BuildError, DiskFullError, PatchError, SetupError
+from pagedrun.errors import BuildError, DiskFullError, PatchError, RuntimeLibraryError, SetupError
 from pagedrun.runtime import build, install, manifest, space, store, toolchain
-from pagedrun.runtime.build import TOOLS
+from pagedrun.runtime.build import PROGRAMS, TOOLS
 from pagedrun.runtime.install import Options
 from pagedrun.runtime.sources import Patch, Source
 from tests.runtime_fakes import ADD_FILE_PATCH, BUILD_ID_PATCH, TREE, Report, make_bindings, make_sdist
@@ -64,7 +64,10 @@ def test_builds_a_runtime_that_loads_and_is_found(setup: Setup, report: Report) 
     assert store.reported_build_id(runtime) == runtime.manifest.build_id
     assert {path.name for path in runtime.lib.iterdir()} >= {"libllama.so", "libllama-common.so", "libggml-base.so"}
     assert (runtime.python / "llama_cpp/llama_cpp.py").exists()
-    assert not runtime.bin.exists()
+    assert [path.name for path in runtime.bin.iterdir()] == list(runtime.manifest.tools) == list(PROGRAMS)
+    assert subprocess.run([runtime.program("llama-imatrix")], check=False).returncode == 0
+    with pytest.raises(RuntimeLibraryError, match="has no llama-bench"):
+        runtime.program("llama-bench")
     assert runtime.manifest.patches == ("0001-build-id.patch",)
     assert runtime.manifest.glibc.startswith("2.")
     assert runtime.manifest.backend == "CPU"
@@ -107,8 +110,29 @@ def test_tools_are_added_without_building_again(setup: Setup, report: Report) ->
     shutil.rmtree(store.build_root())  # so that they cannot use its libraries
     for tool in TOOLS:
         assert subprocess.run([with_tools.bin / tool], check=False).returncode == 0
-    assert setup(tools=True).manifest.tools == TOOLS
+    assert setup(tools=True).manifest.tools == (*PROGRAMS, *TOOLS)
     assert report.labels == []
+
+
+def test_a_runtime_of_an_older_version_gets_the_programs_it_lacks(setup: Setup, report: Report) -> None:
+    runtime = setup(cpu=False)
+    shutil.rmtree(runtime.bin)
+    older = {name: checksum for name, checksum in runtime.manifest.files.items() if not name.startswith("bin/")}
+    manifest.save(replace(runtime.manifest, tools=(), files=older), runtime.root)
+    assert setup(cpu=False) == runtime
+    assert "Building llama.cpp's tools" in report.labels
+    assert runtime.program("llama-imatrix").is_file()
+
+
+def test_a_runtime_that_nothing_can_be_added_to_stays(
+    setup: Setup, report: Report, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runtime = setup()
+    older = store.Runtime(runtime.root, replace(runtime.manifest, tools=()))
+    manifest.save(older.manifest, older.root)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert setup(cpu=False) == older
+    assert report.lines == ["The runtime on this machine has no llama-imatrix, and it was not built here."]
 
 
 def test_a_damaged_runtime_is_built_again(setup: Setup, report: Report) -> None:
@@ -118,7 +142,7 @@ def test_a_damaged_runtime_is_built_again(setup: Setup, report: Report) -> None:
     assert "damaged" in report.text
 
 
-@pytest.mark.parametrize("part", ["lib/libllama.so.0", "python/llama_cpp/llama_cpp.py"])
+@pytest.mark.parametrize("part", ["lib/libllama.so.0", "bin/llama-imatrix", "python/llama_cpp/llama_cpp.py"])
 def test_a_file_that_differs_or_is_missing_is_built_again(setup: Setup, report: Report, part: str) -> None:
     runtime = setup(cpu=False)
     assert {

@@ -22,6 +22,9 @@ from pagedrun.runtime.sources import LLAMA_CPP_COMMIT, Patch, Source, build_id
 from pagedrun.runtime.toolchain import Compiler, cache_environment, default_jobs
 
 LIBRARIES = ("llama", "llama-common")
+#: Programs that pagedrun itself runs: part of every runtime.
+PROGRAMS = ("llama-imatrix",)
+#: Programs for comparisons, only built when asked for.
 TOOLS = ("llama-completion", "llama-bench", "llama-batched-bench", "llama-quantize")
 
 # Measured (110 MiB, and 250 MiB with CUDA for one architecture), with room for several and for other compilers.
@@ -167,11 +170,11 @@ class Builder:
         if openmp and Path(openmp).is_file():
             shutil.copy2(Path(openmp).resolve(), lib / "libgomp.so.1")
 
-    def install_tools(self, lib: Path, programs: Path) -> None:
-        """Copy llama.cpp's own programs and the libraries that only they use."""
+    def install_programs(self, names: Sequence[str], root: Path) -> None:
+        """Copy programs of llama.cpp, and the libraries that only they use, into the runtime at `root`."""
         built = self.objects / "bin"
-        _copy([built / name for name in TOOLS], programs)
-        _copy(sorted(built.glob("libllama-*-impl.so*")), lib)
+        _copy([built / name for name in names], root / "bin")
+        _copy([path for name in names for path in sorted(built.glob(f"lib{name}-impl.so*"))], root / "lib")
 
     def _environment(self) -> dict[str, str]:
         env = dict(os.environ)

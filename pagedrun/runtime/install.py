@@ -13,7 +13,7 @@ from pagedrun import __version__, machine
 from pagedrun.errors import BuildError, RuntimeLibraryError, SetupError
 from pagedrun.runtime import cuda, manifest, space, store, toolchain
 from pagedrun.runtime.bindings import get_bindings
-from pagedrun.runtime.build import LIBRARIES, TOOLS, Builder, Recipe, folder_size, needed_glibc
+from pagedrun.runtime.build import LIBRARIES, PROGRAMS, TOOLS, Builder, Recipe, folder_size, needed_glibc
 from pagedrun.runtime.fetch import fetch, unpack
 from pagedrun.runtime.lock import exclusive
 from pagedrun.runtime.manifest import Manifest
@@ -27,7 +27,7 @@ class Options:
     """What `pagedrun setup` can be told.
 
     cpu: no CUDA, whatever is there.       cuda_archs: compute capabilities ("86"); empty: the GPUs of this machine.
-    portable: for other machines too.      tools: also llama.cpp's own programs.
+    portable: for other machines too.      tools: also those of llama.cpp's programs that pagedrun does not need.
     jobs: compilers at once; None: as many as processors and memory allow.
     """
 
@@ -36,6 +36,11 @@ class Options:
     portable: bool = False
     tools: bool = False
     jobs: int | None = None
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """The programs of llama.cpp that the runtime is to have."""
+        return (*PROGRAMS, *TOOLS) if self.tools else PROGRAMS
 
 
 def install(options: Options, report: Reporter) -> Runtime:
@@ -50,15 +55,15 @@ def install(options: Options, report: Reporter) -> Runtime:
     except SetupError:
         if ready is None:
             raise
-        return ready
+        return _as_it_is(ready, options, report)
     chosen = cuda.choose(report, cpu_only=options.cpu, archs=options.cuda_archs)
     # What was brought here, or can use the GPU when nothing built here could, is better than a build.
     if ready is not None and (ready.manifest.imported or (ready.manifest.on_gpu and chosen is None)):
-        return ready
+        return _as_it_is(ready, options, report)
     recipe = Recipe(PINNED, shipped_patches(), compiler, chosen, options.portable)
     with locked(report) as fd, space.watched(store.root().parent, "building the runtime"):
         runtime = _existing(recipe.key, report)
-        if runtime is None or (options.tools and not runtime.manifest.tools):
+        if runtime is None or _missing(options, runtime):
             runtime = _build(recipe, runtime, options, report, fd)
         store.set_current(runtime)
     return runtime
@@ -122,16 +127,28 @@ def _build(recipe: Recipe, existing: Runtime | None, options: Options, report: R
     bindings = get_bindings(archive, recipe.source, report, fd)
     report.progress("Unpacking and patching llama.cpp", 0, None)
     builder.configure(unpack(archive, recipe.source, recipe.patches, folder))
-    builder.compile(LIBRARIES, f"Building the runtime ({'CUDA and CPU' if recipe.cuda else 'CPU'})")
+    builder.compile((*LIBRARIES, *PROGRAMS), f"Building the runtime ({'CUDA and CPU' if recipe.cuda else 'CPU'})")
     runtime = existing or _publish(builder, bindings, report)
-    if options.tools:
-        builder.compile(TOOLS, "Building llama.cpp's tools")
-        builder.install_tools(runtime.lib, runtime.bin)
-        # They bring libraries of their own.
-        made = replace(runtime.manifest, tools=TOOLS, files=manifest.checksums(runtime.root))
+    if missing := _missing(options, runtime):
+        builder.compile(missing, "Building llama.cpp's tools")
+        builder.install_programs(missing, runtime.root)
+        tools = (*runtime.manifest.tools, *missing)
+        made = replace(runtime.manifest, tools=tools, files=manifest.checksums(runtime.root))
         runtime = Runtime(runtime.root, made)
         manifest.save(runtime.manifest, runtime.root)
     return runtime
+
+
+def _as_it_is(runtime: Runtime, options: Options, report: Reporter) -> Runtime:
+    """A runtime that cannot be added to here; says what it lacks."""
+    if missing := _missing(options, runtime):
+        report.note(f"The runtime on this machine has no {', '.join(missing)}, and it was not built here.")
+    return runtime
+
+
+def _missing(options: Options, runtime: Runtime) -> list[str]:
+    """The programs that are asked for and not in the runtime: an older pagedrun may have built it."""
+    return [name for name in options.programs if name not in runtime.manifest.tools]
 
 
 def _publish(builder: Builder, bindings: Path, report: Reporter) -> Runtime:
@@ -140,6 +157,7 @@ def _publish(builder: Builder, bindings: Path, report: Reporter) -> Runtime:
     aside = store.root() / f"{recipe.key}.new"
     shutil.rmtree(aside, ignore_errors=True)
     builder.install_libraries(aside / "lib")
+    builder.install_programs(PROGRAMS, aside)
     shutil.copytree(bindings, aside / "python", symlinks=True)
     made = Manifest(
         key=recipe.key,
@@ -153,6 +171,7 @@ def _publish(builder: Builder, bindings: Path, report: Reporter) -> Runtime:
         options=recipe.options,
         glibc=needed_glibc(aside / "lib"),
         built=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, by pagedrun {__version__}",
+        tools=PROGRAMS,
         files=manifest.checksums(aside),
     )
     manifest.save(made, aside)
@@ -209,4 +228,5 @@ def _ready(options: Options) -> Runtime | None:
         runtime = store.find_runtime()
     except RuntimeLibraryError:
         return None
-    return runtime if (runtime.manifest.tools or not options.tools) and _sound(runtime) else None
+    has_tools = set(TOOLS) <= set(runtime.manifest.tools)
+    return runtime if (has_tools or not options.tools) and _sound(runtime) else None

@@ -12,7 +12,7 @@ from pagedrun.errors import RuntimeLibraryError
 
 FORMAT = 1
 FILE = "manifest.json"
-_VERIFIED = ("lib", "python")
+_VERIFIED = ("lib", "bin", "python")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +24,9 @@ class Manifest:
     cuda_version, cuda_archs: empty for the CPU alone.
     cpu_flags: instruction sets the processor must have (of a portable build: the few it assumes).
     glibc: the C library it needs at least, like "2.34".
-    tools: llama.cpp's own programs in bin/, if they were asked for.
+    tools: llama.cpp's own programs in bin/.
     imported: it was built on another machine.
-    files: sha256 of each file in lib/ and python/, "" for a symbolic link; empty if an older pagedrun built it.
+    files: sha256 of each file in lib/, bin/ and python/, "" for a symbolic link; empty if an older pagedrun built it.
     """
 
     format: int = FORMAT

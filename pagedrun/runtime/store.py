@@ -50,8 +50,15 @@ class Runtime:
 
     @property
     def bin(self) -> Path:
-        """llama.cpp's programs, after `setup --tools`."""
+        """llama.cpp's programs: those that pagedrun runs, and the others after `setup --tools`."""
         return self.root / "bin"
+
+    def program(self, name: str) -> Path:
+        """The path of one of llama.cpp's programs. Raises RuntimeLibraryError when it is not in this runtime."""
+        path = self.bin / name
+        if not path.is_file():
+            raise RuntimeLibraryError(f"the runtime on this machine has no {name}", hint=_SETUP_HINT)
+        return path
 
     @property
     def python(self) -> Path:

@@ -18,7 +18,7 @@ from pagedrun.native.context import NativeContext
 from pagedrun.native.door import Door
 from pagedrun.native.library import load
 from pagedrun.native.model import NativeModel, OnBytes
-from pagedrun.native.placement import Placement, free_memory, kv_shape
+from pagedrun.native.placement import Placement, kv_shape
 from pagedrun.native.runner import NativeRunner
 from pagedrun.service import Service
 from pagedrun.step import RunnerLimits
@@ -45,7 +45,7 @@ def load_service(
     library = load()
     library.log.verbose = verbose
     gpus = machine.gpus() if config.gpu_layers != 0 and library.llama.llama_supports_gpu_offload() else []
-    free = free_memory(sum(gpu.vram_free for gpu in gpus))
+    free = machine.free_memory(gpus)
     check_weights(path.name, weights, free)
     door = Door(library.common)
     placement = Placement(library.llama, door, path, config)

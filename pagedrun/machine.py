@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pagedrun.errors import PlatformError
+from pagedrun.memory import FreeMemory
 
 # Where the kernel says what it found. Names, so that tests can point them elsewhere.
 _CPUINFO = Path("/proc/cpuinfo")
@@ -119,6 +120,11 @@ def memory() -> Memory:
     if limit is None or limit >= found.total:
         return Memory(found.total, found.available)
     return Memory(limit, min(found.available, limit))
+
+
+def free_memory(on: Sequence[Gpu] | None = None) -> FreeMemory:
+    """RAM that programs can get without swapping, and free VRAM of these GPUs; None: of all that the driver knows."""
+    return FreeMemory(memory().available, sum(gpu.vram_free for gpu in (gpus() if on is None else on)))
 
 
 def instruction_sets() -> frozenset[str]:

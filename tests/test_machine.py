@@ -44,6 +44,14 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.driver_version() == "580.1"
 
 
+def test_free_memory_is_what_is_available_and_the_vram_of_the_gpus_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(monkeypatch)
+    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(8 << 30, 3 << 30))
+    assert machine.free_memory() == FreeMemory(3 << 30, 2 << 30)
+    assert machine.free_memory(machine.gpus()[:1]) == FreeMemory(3 << 30, 1 << 30)
+    assert machine.free_memory([]) == FreeMemory(3 << 30)
+
+
 def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise NVMLError

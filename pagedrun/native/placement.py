@@ -14,7 +14,7 @@ import psutil
 
 from pagedrun.config import EngineConfig
 from pagedrun.errors import NotEnoughMemoryError
-from pagedrun.memory import FreeMemory, KvShape
+from pagedrun.memory import KvShape
 from pagedrun.native.context import GGML_TYPES
 from pagedrun.native.door import Door
 from pagedrun.native.model import NativeModel
@@ -101,8 +101,3 @@ def physical_cores() -> int:
     """CPU cores without hyper-threads, of those this process may use."""
     usable = len(os.sched_getaffinity(0))
     return min(psutil.cpu_count(logical=False) or usable, usable)
-
-
-def free_memory(vram: int) -> FreeMemory:
-    """Free RAM now (page cache counts as free: it gives way), beside `vram` bytes of GPU memory."""
-    return FreeMemory(psutil.virtual_memory().available, vram)

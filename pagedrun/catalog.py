@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pagedrun.errors import ModelNotFoundError, ParameterError, UsageError
+from pagedrun.memory import BYTES_PER_ELEMENT
 from pagedrun.paths import config_dir, data_file
 from pagedrun.sampling import SamplingParams
 
@@ -29,6 +30,28 @@ _SOURCE = re.compile(r"pypi:[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+|hf:[\w.-]+/[\w.-]+(
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # No "/" and no ":": those mark paths and hf: references.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvSpec:
+    """What the KV cache of one sequence holds: `layers` with all its tokens, `heads` KV heads of `head_dim` elements.
+
+    sliding_layers: layers that hold the last `window` tokens only.
+    """
+
+    layers: int
+    heads: int
+    head_dim: int
+    sliding_layers: int = 0
+    window: int = 0
+
+    def bytes_per_token(self, kv_type: str) -> float:
+        """Bytes that one more token takes, once the windows are full: K and V of all layers that keep it."""
+        return self.layers * 2 * self.heads * self.head_dim * BYTES_PER_ELEMENT[kv_type]
+
+    def bytes_of_windows(self, kv_type: str) -> float:
+        """Bytes that the full windows of the sliding layers take, however long the sequence is."""
+        return self.sliding_layers * self.window * 2 * self.heads * self.head_dim * BYTES_PER_ELEMENT[kv_type]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +74,7 @@ class ModelSpec:
     sha256: str | None = None
     license: str | None = None
     context: int | None = None
+    kv: KvSpec | None = None
     task: str = "generate"
     chat_template: str | None = None
     think: bool | None = None
@@ -60,6 +84,10 @@ class ModelSpec:
     def file_name(self) -> str:
         """The name of the file on this machine."""
         return PurePosixPath(self.file).name
+
+    def kv_bytes_per_token(self, kv_type: str) -> float | None:
+        """Bytes of KV cache that one more token takes; None where not known."""
+        return None if self.kv is None else self.kv.bytes_per_token(kv_type)
 
     def sampling_for(self, *, think: bool | None) -> dict[str, Any]:
         """The recommended settings, by the names of `SamplingParams`. `think` None is the model's `think`."""
@@ -156,6 +184,7 @@ def _spec(path: Path, name: str, entry: Mapping[str, Any]) -> ModelSpec:
     values = dict(entry)
     values["aliases"] = tuple(values.get("aliases", ()))
     values["title"] = values.get("title") or name
+    values["kv"] = _kv(f"{where}.kv", values["kv"]) if "kv" in values else None
     values["sampling"] = _sampling(where, values.get("sampling", {}))
     return ModelSpec(name=name, **values)
 
@@ -163,7 +192,7 @@ def _spec(path: Path, name: str, entry: Mapping[str, Any]) -> ModelSpec:
 def _problem(key: str, value: Any) -> str | None:
     """What is wrong with the value of one key, as "must be ..."; None when nothing is."""
     is_text = isinstance(value, str) and bool(value)
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    is_count = _is_count(value)
     checks = {
         "source": (is_text and bool(_SOURCE.fullmatch(value)), "pypi:PACKAGE==VERSION or hf:OWNER/REPO[@REVISION]"),
         "file": (is_text and value.endswith(".gguf") and ".." not in value.split("/"), "the path of a .gguf file"),
@@ -175,11 +204,31 @@ def _problem(key: str, value: Any) -> str | None:
         "chat_template": (is_text, "a template's text"),
         "think": (isinstance(value, bool), "true or false"),
         "task": (value in TASKS, f"one of {', '.join(TASKS)}"),
+        "kv": (isinstance(value, dict), "a table"),
         "sampling": (isinstance(value, dict), "a table"),
         "aliases": (isinstance(value, list) and all(isinstance(a, str) for a in value), "a list of names"),
     }
     good, wanted = checks[key]
     return None if good else f"must be {wanted}"
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _kv(where: str, table: Mapping[str, Any]) -> KvSpec:
+    known = [f.name for f in fields(KvSpec)]
+    for key, value in table.items():
+        if key not in known:
+            raise UsageError(f"{where}.{key}: unknown key", hint=f"known: {', '.join(known)}")
+        if not _is_count(value):
+            raise UsageError(f"{where}.{key}: must be a number above 0, not {value!r}")
+    for key in ("layers", "heads", "head_dim"):
+        if key not in table:
+            raise UsageError(f"{where}: {key} is missing")
+    if ("sliding_layers" in table) != ("window" in table):
+        raise UsageError(f"{where}: sliding_layers and window belong together")
+    return KvSpec(**table)
 
 
 def _sampling(where: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

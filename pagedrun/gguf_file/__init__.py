@@ -1,7 +1,14 @@
-"""What a GGUF file says about itself, read without llama.cpp and without trusting the file."""
+"""What a GGUF file says about itself, read without llama.cpp and without trusting the file.
+
+check     whether a file can be a model, from its first bytes; the parts of a split model
+types     numbers that stand for types of values, tensors and files
+cursor    reading forward, every length checked before it is used
+reader    the header of one file: metadata and tensors
+"""
 
 from __future__ import annotations
 
 from pagedrun.gguf_file.check import check_file, split_parts
+from pagedrun.gguf_file.reader import Header, Stored, Tensor, read_header
 
-__all__ = ["check_file", "split_parts"]
+__all__ = ["Header", "Stored", "Tensor", "check_file", "read_header", "split_parts"]

@@ -43,7 +43,7 @@ def check_file(path: Path) -> list[Path]:
     """
     parts = split_parts(path)
     for part in parts:
-        _check_header(part)
+        check_header(part)
     return parts
 
 
@@ -72,7 +72,8 @@ def split_parts(path: Path) -> list[Path]:
     return parts
 
 
-def _check_header(path: Path) -> None:
+def check_header(path: Path) -> None:
+    """The first 24 bytes of one file. Raises ModelFileError for what cannot be a GGUF that llama.cpp loads."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise ModelFileError(f"{path} is not a file that can be mapped into memory")  # a pipe would block for ever
     try:

@@ -37,6 +37,10 @@ def make_home(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (root / "config" / "models.toml").write_text(CATALOG)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(root / "hf"))
     monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(root / "hf"), raising=False)
+    # Nor does a test see what other programs keep on this machine.
+    monkeypatch.setenv("HOME", str(root))
+    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+    monkeypatch.setattr("pagedrun.hub.places._OLLAMA_SERVICE", ())
     monkeypatch.chdir(root)
     return root
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from pagedrun import hub
 from pagedrun.errors import ModelFileError, ModelNotFoundError, UsageError
 from tests.hub_fakes import CONTENT, make_home, put
+from tests.places_fakes import COMMIT, hf_cached, in_lmstudio, in_ollama
 
 
 @pytest.fixture(autouse=True)
@@ -123,16 +122,7 @@ def test_remembering_where_nothing_can_be_written_is_no_error(home: Path, monkey
 
 
 def cached(home: Path, repo: str, *files: str) -> Path:
-    """A repository as huggingface_hub keeps it: blobs, and a snapshot of links to them."""
-    root = home / "hf" / f"models--{repo.replace('/', '--')}"
-    commit = "1" * 40
-    put(root / "refs" / "main", commit.encode())
-    for file in files:
-        blob = put(root / "blobs" / hashlib.sha256(file.encode()).hexdigest())
-        link = root / "snapshots" / commit / file
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(os.path.relpath(blob, link.parent))
-    return root / "snapshots" / commit
+    return hf_cached(home, repo, {file: file.encode() for file in files})
 
 
 def test_a_cached_repository_gives_the_quantisation_asked_for(home: Path) -> None:
@@ -167,6 +157,63 @@ def test_an_uncached_repository_says_how_to_get_it(home: Path) -> None:
 
 
 def test_a_registry_model_is_found_in_the_cache(home: Path) -> None:
-    folder = cached(home, "me/big-GGUF", "Big-Q4_K_M.gguf")
+    folder = hf_cached(home, "me/big-GGUF", {"Big-Q4_K_M.gguf": CONTENT})
     found = hub.locate("big")
     assert (found.path, found.name) == (folder / "Big-Q4_K_M.gguf", "big")
+    found = hub.locate("hf:me/big-GGUF")
+    assert found.spec is not None and found.spec.name == "big"
+
+
+def test_other_bytes_of_the_same_name_and_size_are_not_the_registrys(home: Path) -> None:
+    hf_cached(home, "me/big-GGUF", {"Big-Q4_K_M.gguf": CONTENT[:-1] + b"?"})
+    with pytest.raises(ModelNotFoundError, match=r"big .* is not on this machine"):
+        hub.locate("big")
+
+
+def test_a_revision_is_a_commit_or_a_branch_that_points_to_it(home: Path) -> None:
+    old = hf_cached(home, "me/M-GGUF", {"M-Q8_0.gguf": b"old"}, commit="2" * 40, ref="v1")
+    new = cached(home, "me/M-GGUF", "M-Q8_0.gguf")
+    assert hub.locate("hf:me/M-GGUF:Q8_0").path == new / "M-Q8_0.gguf"
+    for revision, folder in ((COMMIT, new), ("main", new), ("v1", old), ("2" * 40, old)):
+        assert hub.locate(f"hf:me/M-GGUF@{revision}:Q8_0").path == folder / "M-Q8_0.gguf"
+    with pytest.raises(ModelNotFoundError):
+        hub.locate("hf:me/M-GGUF@v2:Q8_0")
+
+
+def test_a_file_can_be_named_a_projector_too(home: Path) -> None:
+    folder = cached(home, "me/M-GGUF", "sub/M-Q8_0.gguf", "mmproj-M-F16.gguf")
+    for name in ("sub/M-Q8_0.gguf", "mmproj-M-F16.gguf"):
+        assert hub.locate(f"hf:me/M-GGUF/{name}").path == folder / name
+        assert hub.locate(f"https://huggingface.co/me/M-GGUF/resolve/main/{name}").path == folder / name
+    with pytest.raises(ModelNotFoundError, match=r"not as other.gguf"):
+        hub.locate("hf:me/M-GGUF/other.gguf")
+
+
+def test_without_a_quantisation_the_only_one_counts_else_they_are_listed(home: Path) -> None:
+    folder = cached(home, "me/M-GGUF", "M-Q6_K.gguf", "extra-Q6_K.gguf")
+    assert hub.locate("hf:me/M-GGUF").path == folder / "M-Q6_K.gguf"
+    in_lmstudio(home, "me/M-GGUF", "M-Q2_K.gguf", b"q2")
+    with pytest.raises(ModelNotFoundError, match="not as Q4_K_M") as caught:
+        hub.locate("hf:me/M-GGUF")
+    assert caught.value.hint == "there is: Q2_K, Q6_K"
+
+
+# --- what is not there ---
+
+
+def test_names_of_what_is_here_are_suggested_too(home: Path) -> None:
+    in_ollama(home / ".ollama" / "models", "llama3.1:8b", b"x")
+    in_lmstudio(home, "me/Zephyr-GGUF", "zephyr-Q8_0.gguf", b"y")
+    for typed, suggested in (("llama3.1:8b", "ollama:llama3.1:8b"), ("zephyr-gguf", "hf:me/Zephyr-GGUF:Q8_0")):
+        with pytest.raises(ModelNotFoundError) as caught:
+            hub.locate(typed)
+        assert suggested in caught.value.hint
+    with pytest.raises(ModelNotFoundError) as caught:
+        hub.locate("me/Zephyr-GGUF")
+    assert caught.value.hint == "for a repository on the hub type hf:me/Zephyr-GGUF"
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "~nobody-of-that-name/m.gguf", "a/" * 3000 + "m.gguf", "\0.gguf"])
+def test_what_cannot_be_a_path_is_a_model_that_is_not_there(name: str) -> None:
+    with pytest.raises(ModelNotFoundError):
+        hub.locate(name)

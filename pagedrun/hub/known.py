@@ -1,0 +1,39 @@
+"""Which registry entry a file on this machine is, wherever it lies and whatever it is called there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pagedrun.catalog import Catalog, ModelSpec
+from pagedrun.hub.places import PlacedFile
+from pagedrun.paths import models_dir
+
+
+def spec_of(file: PlacedFile, catalog: Catalog) -> ModelSpec | None:
+    """The entry of a file; of several that are the same file the one of its name, else the first."""
+    found = [spec for spec in catalog.models.values() if is_of(file, spec)]
+    return next((spec for spec in found if spec.file_name == file.path.name), found[0] if found else None)
+
+
+def is_of(file: PlacedFile, spec: ModelSpec) -> bool:
+    """Whether a file is that entry's: by its sha256 where one is recorded, else by name and size."""
+    if file.sha256 and spec.sha256:
+        return file.sha256 == spec.sha256
+    if spec.file_name not in (file.path.name, Path(os.path.realpath(file.path)).name):
+        return False
+    return file.size == spec.size if spec.size else _is_of_source(file, spec)
+
+
+def own_paths(spec: ModelSpec) -> list[Path]:
+    """Where a file of the registry is kept in the models folder: below its repository, or beside all others."""
+    folders = [models_dir()]
+    if spec.source.startswith("hf:"):
+        folders.insert(0, models_dir() / spec.source[3:].partition("@")[0])
+    return [folder / spec.file_name for folder in folders]
+
+
+def _is_of_source(file: PlacedFile, spec: ModelSpec) -> bool:
+    """For an entry of the user's that gives no size: whether the file lies where it would be put."""
+    from_cache = f"hf:{file.repo}" == spec.source.partition("@")[0] and file.file == spec.file
+    return from_cache or file.path in own_paths(spec)

@@ -3,12 +3,28 @@
 check     whether a file can be a model, from its first bytes; the parts of a split model
 types     numbers that stand for types of values, tensors and files
 cursor    reading forward, every length checked before it is used
+groups    what a tensor is for, by its name
 reader    the header of one file: metadata and tensors
+kv        what a conversation takes beside the weights
+facts     all of a model, in one object
 """
 
 from __future__ import annotations
 
 from pagedrun.gguf_file.check import check_file, split_parts
+from pagedrun.gguf_file.facts import GroupFacts, ModelFacts, read_facts
+from pagedrun.gguf_file.kv import KvFacts
 from pagedrun.gguf_file.reader import Header, Stored, Tensor, read_header
 
-__all__ = ["Header", "Stored", "Tensor", "check_file", "read_header", "split_parts"]
+__all__ = [
+    "GroupFacts",
+    "Header",
+    "KvFacts",
+    "ModelFacts",
+    "Stored",
+    "Tensor",
+    "check_file",
+    "read_facts",
+    "read_header",
+    "split_parts",
+]

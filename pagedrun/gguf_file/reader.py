@@ -17,12 +17,13 @@ import math
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pagedrun.errors import ModelFileError
 from pagedrun.gguf_file.check import HEADER_BYTES, check_header
 from pagedrun.gguf_file.cursor import Cursor
+from pagedrun.gguf_file.groups import group_names
 from pagedrun.gguf_file.types import FORMATS, TENSOR_TYPES, ValueType
 from pagedrun.units import size
 
@@ -57,13 +58,17 @@ Value = bool | int | float | str | Stored
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor. shape: sizes in ggml's order, the fastest first. offset: of its data in the file, in bytes."""
+    """One tensor. shape: sizes in ggml's order, the fastest first. offset: of its data in the file, in bytes.
+
+    group: what it is for, one of `groups.GROUPS`.
+    """
 
     name: str
     type: str
     shape: tuple[int, ...]
     n_bytes: int
     offset: int
+    group: str = "other"
 
     @property
     def n_elements(self) -> int:
@@ -204,7 +209,8 @@ def _tensors(cursor: Cursor, count: int, alignment: int) -> tuple[Tensor, ...]:
         found[tensor.name] = tensor
         end += _padded(tensor.n_bytes, alignment)
     begin = _padded(cursor.at, alignment)
-    tensors = tuple(Tensor(t.name, t.type, t.shape, t.n_bytes, begin + t.offset) for t in found.values())
+    groups = group_names(found)
+    tensors = tuple(replace(t, offset=begin + t.offset, group=groups[t.name]) for t in found.values())
     needed = max((t.offset + t.n_bytes for t in tensors), default=0)
     if needed > cursor.size:
         raise ModelFileError(

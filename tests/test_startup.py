@@ -14,6 +14,7 @@ HEAVY = {
     "prompt_toolkit",
     "llama_cpp",
     "huggingface_hub",
+    "httpx",
     "gguf",
     "jinja2",
     "jsonschema",

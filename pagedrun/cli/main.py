@@ -31,6 +31,7 @@ _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, 
 _COMMANDS = {
     "chat": ("pagedrun.cli.chat", "chat", "Talk with a model in the terminal."),
     "complete": ("pagedrun.cli.complete", "complete", "Answer one prompt, for pipes and scripts."),
+    "show": ("pagedrun.cli.show", "show", "Show what a model is, and what a conversation with it costs."),
     "setup": ("pagedrun.cli.setup", "setup", "Build or install the native runtime."),
     "doctor": ("pagedrun.cli.doctor", "doctor", "Show what was found on this machine, and what is missing."),
 }

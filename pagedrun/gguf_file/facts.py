@@ -193,7 +193,8 @@ class ModelFacts:
         )
 
     def _number(self, key: str) -> int | None:
-        return self.header.number(f"{self.architecture}.{key}")
+        value = self.header.number(f"{self.architecture}.{key}")
+        return None if value is None or value < 0 else value
 
 
 def read_facts(path: Path) -> ModelFacts:

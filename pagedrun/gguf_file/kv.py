@@ -115,15 +115,14 @@ class _Layers:
 
     def number(self, name: str, default: int) -> int:
         value = self._header.number(f"{self.arch}.{name}")
-        return default if value is None else value
+        return default if value is None or value < 0 else value
 
     def each(self, name: str, default: Callable[[int], int]) -> Callable[[int], int]:
         """A value for each layer: the file has one for all of them, or an array."""
-        single = self._header.number(f"{self.arch}.{name}")
-        if single is not None:
-            return lambda _: single
+        if self._header.number(f"{self.arch}.{name}") is not None:
+            return lambda _: self.number(name, 0)
         values = self._header.elements(f"{self.arch}.{name}", _MAX_LAYERS)
-        numbers = [int(v) for v in values if isinstance(v, int)]
+        numbers = [max(int(v), 0) for v in values if isinstance(v, int)]
         return (lambda layer: numbers[layer] if layer < len(numbers) else 0) if numbers else default
 
     def elements(self, layer: int, windowed: bool) -> int:

@@ -92,3 +92,33 @@ def test_progress_that_takes_long_shows_label_and_bytes(open_terminal, monkeypat
     shown = terminal.getvalue()
     assert "loading [bold]x" in shown and "1.0/4.0 MiB" in shown
     assert shown.endswith("\x1b[2K") or "\x1b[2K" in shown.splitlines()[-1]  # and is erased at the end
+
+
+def test_what_holds_progress_up_is_said_in_its_place(open_terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = open_terminal()
+    monkeypatch.setattr(console, "_PROGRESS_DELAY_S", 0)
+    with console.ByteProgress("m.gguf") as progress:
+        progress(1 << 20, 4 << 20)
+        progress.status("connection lost; again in 2.0 s")
+        progress.note("a line\x1b[31m that [bold]stays")
+        time.sleep(0.3)  # rich draws in a thread of its own
+    shown = terminal.getvalue()
+    assert "m.gguf: connection lost; again in 2.0 s" in shown
+    assert "a line[31m that [bold]stays" in shown
+
+
+@pytest.mark.parametrize(
+    ("typed", "default", "answer"),
+    [("\n", True, True), ("\n", False, False), ("y\n", False, True), ("YES\n", False, True), ("n\n", True, False)]
+    + [("", True, False), ("what?\n", True, False)],
+)
+def test_a_question_takes_enter_for_its_default(
+    open_terminal, monkeypatch: pytest.MonkeyPatch, typed: str, default: bool, answer: bool
+) -> None:
+    terminal = open_terminal()
+    monkeypatch.setattr(sys, "stdin", Terminal(typed))
+    assert console.can_ask()
+    assert console.confirm("Download?", default=default) is answer
+    assert terminal.getvalue().startswith(f"Download? [{'Y/n' if default else 'y/N'}] ")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    assert not console.can_ask()

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
+from pagedrun import units
 from pagedrun.errors import OutputError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _RED, _YELLOW, _DIM, _BOLD = "31;1", "33;1", "2", "1"
 _PROGRESS_DELAY_S = 0.5
 
 # A command in a hint.
-_COMMANDS = re.compile(r"\bpagedrun(?= (?:setup|doctor|chat|complete|show)\b)")
+_COMMANDS = re.compile(r"\bpagedrun(?= (?:setup|doctor|chat|complete|pull|search|list|show|path|verify|rm|quantize)\b)")
 
 # C0 and C1 controls except tab and newline: what a terminal could take as a command.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -82,6 +83,21 @@ def show_problem(message: str, hint: str = "") -> None:
     _write(f"{_styled('error:', _RED)} {printable(message)}")
     if hint:
         _write(f"{_styled('hint:', _BOLD)}  {printable(typed(hint))}")
+
+
+def can_ask() -> bool:
+    """Whether somebody is there to answer `confirm`."""
+    return is_terminal(sys.stdin) and is_terminal(sys.stderr)
+
+
+def confirm(question: str, *, default: bool) -> bool:
+    """Ask on stderr; Enter is the default, the end of the input a no. Only where `can_ask`."""
+    _write(f"{printable(question)} [{'Y/n' if default else 'y/N'}] ", end="")
+    line = sys.stdin.readline()
+    if not line:
+        _write("")
+        return False
+    return line.strip().lower() in ("y", "yes") or (default and not line.strip())
 
 
 def status_line(text: str) -> None:
@@ -139,6 +155,8 @@ class ByteProgress:
 
     def __init__(self, label: str) -> None:
         self._label = label
+        self._status = ""
+        self._done, self._total = 0, 0
         self._began = time.monotonic()
         self._bar: Progress | None = None
         self._task: TaskID | None = None
@@ -148,12 +166,24 @@ class ByteProgress:
 
     def __call__(self, done: int, total: int) -> None:
         """Report how far it is. `total` 0 means unknown."""
-        if self._bar is None:
-            if time.monotonic() - self._began < _PROGRESS_DELAY_S or not is_terminal(sys.stderr):
-                return
-            self._start()
-        if self._bar is not None and self._task is not None:
+        self._done, self._total = done, total
+        if self._started() and self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=done, total=total or None)
+
+    def status(self, text: str) -> None:
+        """What is happening in place of plain progress, "" for that again; speed and time left begin anew."""
+        changed, self._status = text != self._status, text
+        if self._started() and changed and self._bar is not None and self._task is not None:
+            self._bar.reset(
+                self._task, completed=self._done, total=self._total or None, description=self._description()
+            )
+
+    def note(self, text: str) -> None:
+        """A line that stays, above the bar."""
+        if self._bar is None:
+            note(text)
+        else:
+            self._bar.console.print(printable(text), style="dim", markup=False, highlight=False, soft_wrap=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
@@ -161,17 +191,43 @@ class ByteProgress:
         if self._bar is not None:
             self._bar.stop()
 
+    def _description(self) -> str:
+        return printable(f"{self._label}: {self._status}" if self._status else self._label)
+
+    def _started(self) -> bool:
+        """Whether there is a bar; draws it once it is due."""
+        due = self._bar is None and time.monotonic() - self._began >= _PROGRESS_DELAY_S
+        if due and is_terminal(sys.stderr):
+            self._start()
+        return self._bar is not None
+
     def _start(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            ProgressColumn,
+            Task,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+        from rich.text import Text
+
+        class Speed(ProgressColumn):
+            """Bytes a second, in the units of everything else."""
+
+            def render(self, task: Task) -> Text:
+                return Text(f"{units.size(task.speed)}/s" if task.speed else "")
 
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
             DownloadColumn(binary_units=True),
+            Speed(),
             TimeRemainingColumn(),
             console=Console(stderr=True),
             transient=True,
         )
-        self._task = self._bar.add_task(self._label, total=None)
+        self._task = self._bar.add_task(self._description(), completed=self._done, total=self._total or None)
         self._bar.start()

@@ -51,6 +51,7 @@ def open_model(located: hub.LocatedModel, engine: EngineOptions, template: Templ
     Raises RuntimeLibraryError, ModelError, UsageError (settings) and TemplateError (--chat-template).
     """
     from pagedrun.first_run import ensure_runtime
+    from pagedrun.hub.library import remember_use
     from pagedrun.runtime import store
 
     config = engine.settings()
@@ -75,6 +76,7 @@ def open_model(located: hub.LocatedModel, engine: EngineOptions, template: Templ
             on_progress=on_progress,
             verbose=console.verbose,
         )
+    remember_use(located.path)
     with service:
         yield service
 

@@ -20,9 +20,9 @@ def is_of(file: PlacedFile, spec: ModelSpec) -> bool:
     """Whether a file is that entry's: by its sha256 where one is recorded, else by name and size."""
     if file.sha256 and spec.sha256:
         return file.sha256 == spec.sha256
-    if spec.file_name not in (file.path.name, Path(os.path.realpath(file.path)).name):
-        return False
-    return file.size == spec.size if spec.size else _is_of_source(file, spec)
+    if spec.size is None:
+        return _is_of_source(file, spec)
+    return file.size == spec.size and spec.file_name in (file.path.name, Path(os.path.realpath(file.path)).name)
 
 
 def own_paths(spec: ModelSpec) -> list[Path]:

@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -142,16 +143,14 @@ def _hint_for_path(name: str, path: Path) -> str:
 
 
 def _of_spec(spec: ModelSpec, catalog: Catalog) -> LocatedModel:
-    there = [path for path in own_paths(spec) if places.is_file(path)]
-    for path in there:
-        if spec.size in (None, path.stat().st_size):
-            return LocatedModel(path, spec.name, spec)
-    for file in places.all_files():
+    own = [places.at(path) for path in own_paths(spec) if places.is_file(path)]
+    for file in chain(own, places.all_files()):
         if is_of(file, spec):
             return LocatedModel(file.path, spec.name, spec)
-    if there:
+    wrong = next((file for file in own if file.size != spec.size), None)
+    if wrong:
         raise ModelFileError(
-            f"{there[0]} has {there[0].stat().st_size:,} bytes, and {spec.name} has {spec.size:,}: it is truncated or "
+            f"{wrong.path} has {wrong.size:,} bytes, and {spec.name} has {spec.size:,}: it is truncated or "
             "another file",
             hint=f"delete it; then: {_how_to_get(spec, catalog)}",
         )
@@ -215,13 +214,9 @@ def download_command(spec: ModelSpec) -> str:
 def _of_hub(reference: HubReference, catalog: Catalog) -> LocatedModel:
     firsts = (f for f in places.all_files(reference.repo) if (quants.part_of(f.path.name) or (1, 1))[0] == 1)
     there = [f for f in firsts if _is_of_revision(f, reference.revision)]
-    if reference.file:
-        chosen = [f for f in there if reference.file in (f.file, f.path.name)]
-        chosen = chosen or [f for f in there if f.path.name == Path(reference.file).name and f.place == "pagedrun"]
-        there = [f for f in there if not quants.is_projector(f.file)]
-    else:
-        there = [f for f in there if not quants.is_projector(f.file)]
-        chosen = _of_quant(there, reference.quant)
+    named = _of_file(there, reference.file) if reference.file else []
+    there = [f for f in there if not quants.is_projector(f.file)]
+    chosen = named if reference.file else _of_quant(there, reference.quant)
     if chosen:
         return LocatedModel(chosen[0].path, str(reference), spec_of(chosen[0], catalog))
     if not there:
@@ -231,6 +226,12 @@ def _of_hub(reference: HubReference, catalog: Catalog) -> LocatedModel:
     names = ", ".join(sorted({quants.quant_of(f.path.name) or f.file for f in there}))
     wanted = reference.file or reference.quant or quants.PREFERRED
     raise ModelNotFoundError(f"{reference.repo} is on this machine, but not as {wanted}", hint=f"there is: {names}")
+
+
+def _of_file(files: list[PlacedFile], wanted: str) -> list[PlacedFile]:
+    """The files of that path or name; of its own ones pagedrun keeps the name, not the folders of the source."""
+    exact = [f for f in files if wanted in (f.file, f.path.name)]
+    return exact or [f for f in files if f.place == "pagedrun" and f.path.name == Path(wanted).name]
 
 
 def _of_quant(files: list[PlacedFile], quant: str | None) -> list[PlacedFile]:

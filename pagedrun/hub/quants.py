@@ -36,6 +36,11 @@ def part_of(file_name: str) -> tuple[int, int] | None:
     return (int(match["number"]), int(match["total"])) if match else None
 
 
+def whole_name(file_name: str) -> str:
+    """The name without the part's number: the same for all parts of one split model, and for no other file."""
+    return _PART.sub(lambda match: f"-of-{match['total']}.gguf", file_name)
+
+
 def is_projector(file_name: str) -> bool:
     """Whether a file is the image part of a model, which pagedrun does not use."""
     return "mmproj" in file_name.lower()

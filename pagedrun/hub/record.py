@@ -9,10 +9,14 @@ is another file, and has no record.
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+
+_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +41,28 @@ def record_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.json")
 
 
+def stamp_path(path: Path) -> Path:
+    """Where `package` notes that the file at `path` was hashed."""
+    return path.with_name(f".{path.name}.checked")
+
+
 def read(path: Path) -> Record | None:
     """The record of the file at `path`; None when there is none, or when the file was changed since."""
+    record = last(path)
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return record if record and (record.size, record.mtime_ns) == (found.st_size, found.st_mtime_ns) else None
+
+
+def last(path: Path) -> Record | None:
+    """What was recorded about `path` last, whether or not the file has been changed since."""
     try:
         values = json.loads(record_path(path).read_text(encoding="utf-8"))
-        record = Record(**{f.name: values[f.name] for f in fields(Record)})
-        found = path.stat()
-    except (OSError, ValueError, KeyError, TypeError):
+        return Record(**{f.name: values[f.name] for f in fields(Record)})
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return record if (record.size, record.mtime_ns) == (found.st_size, found.st_mtime_ns) else None
 
 
 def write(path: Path, record: Record) -> None:
@@ -54,3 +71,23 @@ def write(path: Path, record: Record) -> None:
     with suppress(OSError):
         aside.write_text(json.dumps(asdict(record), indent=1) + "\n", encoding="utf-8")
         aside.replace(record_path(path))
+
+
+def distrust(path: Path) -> None:
+    """The file was found damaged: from now on it counts as changed since it was recorded."""
+    if known := last(path):
+        write(path, replace(known, mtime_ns=0))
+    with suppress(OSError):
+        stamp_path(path).unlink(missing_ok=True)
+
+
+def sha256_of(path: Path, on_bytes: Callable[[int], None]) -> str:
+    """The checksum of a file, telling how many bytes are done. Raises OSError."""
+    digest = hashlib.sha256()
+    done = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            done += len(block)
+            on_bytes(done)
+    return digest.hexdigest()

@@ -109,8 +109,15 @@ def test_what_holds_progress_up_is_said_in_its_place(open_terminal, monkeypatch:
 
 @pytest.mark.parametrize(
     ("typed", "default", "answer"),
-    [("\n", True, True), ("\n", False, False), ("y\n", False, True), ("YES\n", False, True), ("n\n", True, False)]
-    + [("", True, False), ("what?\n", True, False)],
+    [
+        ("\n", True, True),
+        ("\n", False, False),
+        ("y\n", False, True),
+        ("YES\n", False, True),
+        ("n\n", True, False),
+        ("", True, False),
+        ("what?\n", True, False),
+    ],
 )
 def test_a_question_takes_enter_for_its_default(
     open_terminal, monkeypatch: pytest.MonkeyPatch, typed: str, default: bool, answer: bool

@@ -32,6 +32,8 @@ _COMMANDS = {
     "chat": ("pagedrun.cli.chat", "chat", "Talk with a model in the terminal."),
     "complete": ("pagedrun.cli.complete", "complete", "Answer one prompt, for pipes and scripts."),
     "show": ("pagedrun.cli.show", "show", "Show what a model is, and what a conversation with it costs."),
+    "pull": ("pagedrun.cli.pull", "pull", "Fetch a model: by name, from the hub, or from an address."),
+    "search": ("pagedrun.cli.search", "search", "Find models to pull, in the registry and on the hub."),
     "setup": ("pagedrun.cli.setup", "setup", "Build or install the native runtime."),
     "doctor": ("pagedrun.cli.doctor", "doctor", "Show what was found on this machine, and what is missing."),
 }

@@ -27,9 +27,12 @@ _MARGIN = 64 << 20
 __all__ = ["Pullable", "fetch", "present", "resolve"]
 
 
-def present(pullable: Pullable, watch: Watch | None = None) -> list[Path] | None:
-    """The files where they are on this machine already, pagedrun's own folder first; None unless all are there."""
-    watch = watch or Watch()
+def present(pullable: Pullable, on_progress: Callable[[int, int], None] | None = None) -> list[Path] | None:
+    """The files where they are on this machine already, pagedrun's own folder first; None unless all are there.
+
+    `on_progress` gets (bytes hashed, in all), where a file has to be. Raises DownloadError for one that is unreadable.
+    """
+    watch = Watch(on_progress or (lambda done, total: None))
     found = [_own(pullable, i, watch) for i in range(len(pullable.files))]
     if all(found):
         return [path for path in found if path]

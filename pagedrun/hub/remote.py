@@ -34,13 +34,12 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repository:
-    """A repository at one commit. gated: its licence has to be accepted before files can be fetched."""
+    """A repository at one commit."""
 
     name: str
     commit: str
     files: tuple[RemoteFile, ...]
     license: str | None
-    gated: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +66,6 @@ def repository(repo: str, revision: str | None = None) -> Repository:
             commit=str(answer["sha"]),
             files=tuple(_file(sibling) for sibling in answer.get("siblings") or []),
             license=next((tag[8:] for tag in tags if tag.startswith("license:")), None),
-            gated=bool(answer.get("gated")),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as e:
         raise _nonsense() from e

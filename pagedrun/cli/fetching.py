@@ -1,0 +1,63 @@
+"""Fetching a model with somebody watching: what it is beforehand, a bar meanwhile, a line at the end. All on stderr."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pagedrun import units
+from pagedrun.cli import console
+
+if TYPE_CHECKING:
+    from pagedrun.hub.pull import Pullable
+    from pagedrun.memory import Fit
+
+
+def show(pullable: Pullable) -> None:
+    """What would be fetched: how big, under which licence, whether it fits, where from and where to."""
+    verdict = fit(pullable)
+    facts = [
+        pullable.title,
+        units.size(pullable.size) if pullable.size else "size unknown",
+        units.count(len(pullable.files), "file") if len(pullable.files) > 1 else "",
+        pullable.license or "",
+        str(verdict) if verdict else "",
+    ]
+    console.note(console.printable(" · ".join(fact for fact in facts if fact)))
+    console.note(console.printable(f"from {pullable.source} into {pullable.folder}"))
+    if pullable.remark:
+        console.warn(console.printable(pullable.remark))
+    if verdict is not None and not verdict:
+        console.warn(f"it will not fit the memory of this machine: it needs {verdict}")
+
+
+def bring(pullable: Pullable) -> Path:
+    """Fetch what is missing, with a bar on a terminal; returns the path of the first file.
+
+    Raises DownloadError, DiskFullError; KeyboardInterrupt after a line that says how it goes on.
+    """
+    from pagedrun.hub import part, pull
+
+    began = time.monotonic()
+    here = sum(part.bytes_of(path) for path in pullable.paths)
+    if here:
+        console.note(f"{units.size(here)} of it are here already")
+    try:
+        with console.ByteProgress(pullable.title) as progress:
+            path = pull.fetch(pullable, progress, on_status=progress.status, on_note=progress.note)
+    except KeyboardInterrupt:
+        console.note("\nstopped; what has come is kept, and the same command goes on from there")
+        raise
+    seconds = time.monotonic() - began
+    rate = units.rate(max((pullable.size or 0) - here, 0), seconds)
+    speed = f" ({units.size(rate)}/s)" if rate else ""
+    console.note(f"fetched {console.printable(pullable.title)} in {units.duration(seconds)}{speed}")
+    return path
+
+
+def fit(pullable: Pullable) -> Fit | None:
+    """Whether it fits the memory that is free now; None where its size is not known."""
+    from pagedrun import machine, memory
+
+    return memory.fit(pullable.size, machine.free_memory()) if pullable.size else None

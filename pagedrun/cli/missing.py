@@ -1,0 +1,42 @@
+"""A model that is named and not here: fetched if somebody at a terminal agrees, or if --pull was given."""
+
+from __future__ import annotations
+
+from pagedrun import hub
+from pagedrun.cli import console, fetching
+from pagedrun.errors import ModelNotFoundError
+
+
+def find_or_pull(name: str | None, *, pull: bool) -> hub.LocatedModel:
+    """The file behind what the user typed, fetched first where need be and allowed.
+
+    Raises ModelNotFoundError with how to get it where nobody can be asked, or the answer is no; and what fetching
+    raises.
+    """
+    try:
+        return hub.locate(name)
+    except ModelNotFoundError as e:
+        if name is None or not _can_be_pulled(name):
+            raise
+        if not pull and not console.can_ask():
+            raise ModelNotFoundError(e.message, hint=f"{e.hint} (or add --pull)") from e
+        absent = e
+    from pagedrun.hub.pull import resolve
+
+    pullable = resolve(name)
+    fetching.show(pullable)
+    if not pull and not console.confirm("Download?", default=True):
+        raise absent
+    path = fetching.bring(pullable)
+    return hub.locate(name if pullable.url else pullable.name) if path in pullable.paths else hub.locate(str(path))
+
+
+def _can_be_pulled(name: str) -> bool:
+    """Whether it names something to fetch, not a file, nor a name that nobody knows."""
+    from pagedrun.catalog import load_catalog
+    from pagedrun.hub.reference import HubReference, NameReference, UrlReference, parse
+
+    reference = parse(name)
+    if isinstance(reference, NameReference):
+        return load_catalog().get(reference.name) is not None
+    return isinstance(reference, (HubReference, UrlReference))

@@ -1,0 +1,78 @@
+"""`pagedrun pull`: fetch models into the models folder. Their paths go to stdout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pagedrun.cli import console, fetching
+from pagedrun.cli.table import print_json, print_text
+
+if TYPE_CHECKING:
+    from pagedrun.hub.pull import Pullable
+
+_NAME_HELP = "Name in the registry, hf:owner/repo[:quant], hf:owner/repo/file, or the address of a .gguf file."
+
+
+def pull(
+    name: Annotated[list[str], typer.Argument(metavar="NAME...", help=_NAME_HELP, show_default=False)],
+    projector: Annotated[
+        bool, typer.Option("--projector", help="Also fetch the image part (mmproj), which is left out otherwise.")
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="A JSON array instead of paths: name, source, size, path, files.")
+    ] = False,
+) -> None:
+    """Fetch models, and print where their files are.
+
+    Of a repository it takes Q4_K_M, or says which other one is the nearest. What was interrupted goes on where it
+    stopped, and a file gets its name only when its size and checksum are right. What is here already is not fetched.
+
+    HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE and the variables for proxies are respected.
+    """
+    from pagedrun.hub.pull import resolve
+
+    results = []
+    for each in name:
+        pullable = resolve(each, projector=projector)
+        paths = _pull(pullable)
+        if json:
+            results.append(_as_json(pullable, paths))
+        else:
+            print_text(str(paths[0]))
+    if json:
+        print_json(results)
+
+
+def _pull(pullable: Pullable) -> list[Path]:
+    from pagedrun.hub.pull import present
+
+    with console.ByteProgress(f"checking {pullable.title}") as progress:
+        paths = present(pullable, progress)
+    if paths:
+        console.note(console.printable(f"{pullable.title} is here already"))
+        return paths
+    fetching.show(pullable)
+    fetching.bring(pullable)
+    return present(pullable) or pullable.paths
+
+
+def _as_json(pullable: Pullable, paths: list[Path]) -> dict[str, Any]:
+    from pagedrun.hub import record
+
+    files = []
+    for file, path in zip(pullable.files, paths, strict=True):
+        known = record.read(path)
+        sha256 = known.sha256 if known else file.sha256
+        files.append({"path": str(path), "size": path.stat().st_size, "sha256": sha256})
+    return {
+        "name": pullable.name,
+        "title": pullable.title,
+        "source": pullable.source,
+        "license": pullable.license,
+        "size": sum(file["size"] for file in files),
+        "path": str(paths[0]),
+        "files": files,
+    }

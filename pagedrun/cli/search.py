@@ -1,0 +1,86 @@
+"""`pagedrun search`: models by name, in the registry and on the hub."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pagedrun import units
+from pagedrun.cli import console
+from pagedrun.cli.table import print_json, print_table
+from pagedrun.errors import DownloadError, ModelError
+
+if TYPE_CHECKING:
+    from pagedrun.catalog import ModelSpec
+    from pagedrun.hub.remote import Found
+
+
+def search(
+    word: Annotated[list[str], typer.Argument(metavar="WORD...", help="All of them must be in the name.")],
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="At most so many from the hub.")] = 20,
+    registry: Annotated[bool, typer.Option("--registry", help="Only the registry; asks no network.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="A JSON array instead of a table; sizes in bytes.")] = False,
+) -> None:
+    """Find models to pull: those of the registry first, then repositories with GGUF files on the hub.
+
+    Exit codes: 0 found, 1 nothing found, 2 wrong usage.
+    """
+    specs = _of_registry(word)
+    found = [] if registry else _of_hub(word, limit)
+    if not specs and not found:
+        raise ModelError(f"nothing is called {' '.join(word)!r}", hint="fewer or shorter words find more")
+    rows = [_of_spec(spec) for spec in specs]
+    if json:
+        print_json([*rows, *({"name": f"hf:{f.name}", "source": "hub", "downloads": f.downloads} for f in found)])
+        return
+    table = [[r["name"], units.size(r["size"]) if r["size"] else "", r["title"], _verdict(r)] for r in rows]
+    table += [[f"hf:{f.name}", "", units.count(f.downloads, "download"), ""] for f in found]
+    print_table(["NAME", "SIZE", "WHAT", "HERE"], table, right={"SIZE"})
+
+
+def _of_registry(words: list[str]) -> list[ModelSpec]:
+    from pagedrun.catalog import load_catalog
+
+    def text(spec: ModelSpec) -> str:
+        return " ".join([spec.name, *spec.aliases, spec.title, spec.source, spec.task]).lower()
+
+    return [s for s in load_catalog().models.values() if all(word.lower() in text(s) for word in words)]
+
+
+def _of_hub(words: list[str], limit: int) -> list[Found]:
+    """What the hub finds; without it the registry has to do, and a line says so."""
+    from pagedrun.hub import remote
+
+    try:
+        return remote.search(words, limit)
+    except DownloadError as e:
+        console.note(f"only the registry was searched: {console.printable(e.message)}")
+        return []
+
+
+def _of_spec(spec: ModelSpec) -> dict[str, Any]:
+    from pagedrun import hub, machine, memory
+
+    try:
+        hub.locate(spec.name)
+        here = True
+    except ModelError:
+        here = False
+    fit = memory.fit(spec.size, machine.free_memory()) if spec.size else None
+    return {
+        "name": spec.name,
+        "source": "registry",
+        "title": spec.title,
+        "task": spec.task,
+        "size": spec.size,
+        "fits": None if fit is None else fit.where,
+        "here": here,
+    }
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    if row["here"]:
+        return "here"
+    fits = {"gpu": "fits the GPU", "gpu+ram": "fits GPU and RAM", "ram": "fits RAM", "no": "too big", None: ""}
+    return fits[row["fits"]]

@@ -53,6 +53,7 @@ def _find(name: str | None) -> Shown:
     from pagedrun.cli.show_text import Shown
     from pagedrun.errors import ModelNotFoundError
     from pagedrun.gguf_file import read_facts
+    from pagedrun.hub import places
 
     free = machine.free_memory()
     try:
@@ -63,4 +64,6 @@ def _find(name: str | None) -> Shown:
             raise
         console.note(f"{spec.name} is not on this machine; get it with: {console.typed(f'pagedrun pull {spec.name}')}")
         return Shown(spec.name, spec, None, free)
-    return Shown(located.name, located.spec, read_facts(located.path), free)
+    facts = read_facts(located.path)
+    place: places.Place = next((file.place for file in places.all_files() if file.path == located.path), "elsewhere")
+    return Shown(located.name, located.spec, facts, free, place)

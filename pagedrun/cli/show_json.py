@@ -20,6 +20,7 @@ def to_json(shown: Shown, *, tensors: bool, template: bool, metadata: bool) -> d
         "title": spec.title if spec else facts.title if facts else "",
         "here": facts is not None,
         "source": f"{spec.source}/{spec.file}" if spec else None,
+        "place": shown.place if facts else None,
         "parts": [str(part) for part in facts.parts] if facts else [],
         "size": shown.file_size,
         **_weights(facts),

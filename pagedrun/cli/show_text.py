@@ -13,6 +13,7 @@ from pagedrun.errors import ModelError
 from pagedrun.gguf_file import KvFacts, ModelFacts, Stored
 from pagedrun.gguf_file.reader import Value
 from pagedrun.gguf_file.types import ValueType
+from pagedrun.hub.places import TITLES, Place
 from pagedrun.units import count, size
 
 KV_TYPES = ("f16", "q8_0", "q4_0")
@@ -29,12 +30,16 @@ _LONGEST = 100  # characters of one value among the metadata
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A model: of the registry (spec), on this machine (facts), or both. free: memory of this machine."""
+    """A model: of the registry (spec), on this machine (facts), or both.
+
+    free: memory of this machine. place: whose folder the file lies in.
+    """
 
     name: str
     spec: ModelSpec | None
     facts: ModelFacts | None
     free: memory.FreeMemory
+    place: Place = "elsewhere"
 
     @property
     def file_size(self) -> int | None:
@@ -120,12 +125,15 @@ def _facts(shown: Shown) -> ModelFacts:
 def _lines(shown: Shown) -> Iterator[tuple[str, str]]:
     """Label and value of each line."""
     spec, facts = shown.spec, shown.facts
-    yield "name", shown.name
+    if not facts or shown.name != str(facts.parts[0]):
+        yield "name", shown.name
     title = spec.title if spec else facts.title if facts else ""
     if title:
         yield "title", title
     if facts:
         yield from _file_lines(facts)
+        if shown.place != "elsewhere":
+            yield "place", TITLES[shown.place]
     elif spec:
         yield "source", f"{spec.source}, {spec.file}"
         yield "size", size(spec.size) if spec.size else "not known"

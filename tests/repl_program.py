@@ -17,7 +17,7 @@ def run(size: int, step_s: float, arguments: list[str]) -> None:
         with fake_service(size=size, step_s=step_s) as service:
             yield service
 
-    generate.find_model = lambda name: located(origin="named" if name else "default")
+    generate.find_model = lambda name, *, pull=False: located(origin="named" if name else "default")
     generate.open_model = open_model
     main.main(["chat", *arguments])
 

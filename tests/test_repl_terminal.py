@@ -39,7 +39,7 @@ def test_a_question_is_answered_and_ctrl_d_leaves(start: Start) -> None:
     t = start("some-model")
     ready(t)
     assert "Fake-1B · Q4_0 · 500 MiB · context 4,096 tokens · CPU" in t.text
-    assert "hf download" not in t.text
+    assert "qwen3.6-35b" not in t.text
     t.send("hello there" + ENTER)
     t.wait_for("^you said hello there$")
     t.send(CTRL_D)
@@ -49,7 +49,7 @@ def test_a_question_is_answered_and_ctrl_d_leaves(start: Start) -> None:
 def test_without_a_model_a_line_says_how_to_get_a_stronger_one(start: Start) -> None:
     t = start(cols=200)
     ready(t)
-    assert re.search(r"for qwen3.6-35b .*hf download .* pagedrun chat qwen3.6-35b", t.text.replace("\n", ""))
+    assert re.search(r"for qwen3.6-35b \(20.6 GiB\) type: pagedrun chat qwen3.6-35b", t.text)
 
 
 def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(start: Start, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pagedrun.cli import console, generate
 from pagedrun.cli.options import (
     EngineOptions,
     ModelArgument,
-    ModelOption,
+    ModelOptions,
     SamplingOptions,
     TemplateOptions,
     with_options,
@@ -32,7 +32,7 @@ _BIGGER = "qwen3.6-35b"
 def chat(
     model: ModelArgument = None,
     *,
-    model_option: ModelOption = None,
+    named: ModelOptions,
     template: TemplateOptions,
     show_thinking: Annotated[bool, typer.Option("--show-thinking", help="Print the thinking, dim.")] = False,
     max_tokens: Annotated[
@@ -51,7 +51,7 @@ def chat(
     that of the first thing that went wrong: 1 an error, 2 a line or /command that makes no sense, 3 something cut
     off by the context; and 130 interrupted.
     """
-    if model is not None and model_option is not None:
+    if model is not None and named.model_option is not None:
         raise UsageError("MODEL and --model name the same thing: give one of them")
     if max_tokens is not None and max_tokens < 1:
         raise UsageError(f"--max-tokens must be 1 or more, not {max_tokens}")
@@ -62,7 +62,7 @@ def chat(
         "stats": stats or None,
     }
     sampling_flags = sampling.params()
-    located = generate.find_model(model if model is not None else model_option)
+    located = generate.find_model(model if model is not None else named.model_option, pull=named.pull)
     with generate.open_model(located, engine, template) as service:
         hub.remember(located)
         code = _talk(service, template.system, _settings(sampling_flags, chat_flags, service, located.spec), located)
@@ -127,8 +127,6 @@ def _show_way_to_bigger() -> None:
     except ModelError:
         spec = load_catalog().find(_BIGGER)
         size = f" ({units.size(spec.size)})" if spec.size else ""
-        console.note(f"this is the small model that comes with pagedrun; for {_BIGGER}{size} type these two lines:")
-        console.note(f"  {hub.download_command(spec)}")
-        console.note(f"  {start}")
+        console.note(f"this is the small model that comes with pagedrun; for {_BIGGER}{size} type: {start}")
     else:
         console.note(f"this is the small model that comes with pagedrun; a stronger one is here already: {start}")

@@ -13,7 +13,7 @@ import typer
 from pagedrun.cli import console, generate, inputs
 from pagedrun.cli.options import (
     EngineOptions,
-    ModelOption,
+    ModelOptions,
     SamplingOptions,
     TemplateOptions,
     read_option_file,
@@ -97,8 +97,8 @@ def complete(
     prompt: Annotated[
         str | None, typer.Argument(metavar="PROMPT", help='What to ask; "-" for standard input.', show_default=False)
     ] = None,
-    model: ModelOption = None,
     *,
+    named: ModelOptions,
     answer: AnswerOptions,
     template: TemplateOptions,
     sampling: SamplingOptions,
@@ -122,7 +122,7 @@ def complete(
     check_can_end(params, constrained=schema is not None or grammar is not None)
     if params.seed is None:
         params = replace(params, seed=secrets.randbelow(_SEEDS))  # drawn here, so that --json can tell it
-    located = generate.find_model(model)
+    located = generate.find_model(named.model_option, pull=named.pull)
     text = inputs.assemble(prompt, answer.files, raw=answer.raw)
     with generate.open_model(located, engine, template) as service:
         task = _Task(service, located, answer, template, params, schema, grammar)

@@ -14,34 +14,46 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pagedrun import hub
+from pagedrun.catalog import load_catalog
 from pagedrun.cli import console
 from pagedrun.errors import EngineError, ModelError, ModelNotFoundError
 from pagedrun.request import Finished, FinishReason, GenerationRequest, Grammar
 
 if TYPE_CHECKING:
+    from pagedrun.catalog import ModelSpec
     from pagedrun.chat import ChatOptions, Message, RenderedChat, ReplyParser
     from pagedrun.cli.options import EngineOptions, TemplateOptions
     from pagedrun.sampling import SamplingParams
     from pagedrun.service import Service, Stream
 
 
-def find_model(name: str | None) -> hub.LocatedModel:
+def find_model(name: str | None, *, pull: bool = False) -> hub.LocatedModel:
     """The file behind what the user typed; None is the model used last, else the embedded default.
 
-    Fetches the embedded default when it is what was asked for and the launcher (PAGEDRUN_AUTO_SETUP=1) asked
-    for whatever is missing. Raises ModelNotFoundError, and ModelError for a model that does not generate text.
+    One that is not here is fetched where `pull` or somebody at the terminal says so; the embedded default also when
+    the launcher (PAGEDRUN_AUTO_SETUP=1) asked for whatever is missing. Raises ModelNotFoundError, what fetching
+    raises, and ModelError for a model that does not generate text.
     """
+    from pagedrun.cli.missing import find_or_pull
+
+    if name is not None:
+        _require_generates(load_catalog().get(name))  # before it is fetched
+    by_launcher = os.environ.get("PAGEDRUN_AUTO_SETUP") == "1" and hub.is_default(name)
     try:
-        located = hub.locate(name)
+        located = hub.locate(name) if by_launcher else find_or_pull(name, pull=pull)
     except ModelNotFoundError:
-        if os.environ.get("PAGEDRUN_AUTO_SETUP") != "1" or not hub.is_default(name):
+        if not by_launcher:
             raise
         with console.ByteProgress("fetching the default model") as progress:
             hub.fetch_default_model(progress)
         located = hub.locate(name)
-    if located.spec is not None and located.spec.task != "generate":
-        raise ModelError(f"{located.name} is for {located.spec.task}: it does not generate text")
+    _require_generates(located.spec)
     return located
+
+
+def _require_generates(spec: ModelSpec | None) -> None:
+    if spec is not None and spec.task != "generate":
+        raise ModelError(f"{spec.name} is for {spec.task}: it does not generate text")
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pagedrun import hub
+from pagedrun.catalog import load_catalog
 from pagedrun.cli import console, fetching
 from pagedrun.errors import ModelNotFoundError
 
@@ -16,7 +17,8 @@ def find_or_pull(name: str | None, *, pull: bool) -> hub.LocatedModel:
     try:
         return hub.locate(name)
     except ModelNotFoundError as e:
-        if name is None or not _can_be_pulled(name):
+        name = name or load_catalog().default
+        if not _can_be_pulled(name):
             raise
         if not pull and not console.can_ask():
             raise ModelNotFoundError(e.message, hint=f"{e.hint} (or add --pull)") from e
@@ -27,13 +29,12 @@ def find_or_pull(name: str | None, *, pull: bool) -> hub.LocatedModel:
     fetching.show(pullable)
     if not pull and not console.confirm("Download?", default=True):
         raise absent
-    path = fetching.bring(pullable)
-    return hub.locate(name if pullable.url else pullable.name) if path in pullable.paths else hub.locate(str(path))
+    fetching.bring(pullable)
+    return hub.locate(name if pullable.url else pullable.name)
 
 
 def _can_be_pulled(name: str) -> bool:
     """Whether it names something to fetch, not a file, nor a name that nobody knows."""
-    from pagedrun.catalog import load_catalog
     from pagedrun.hub.reference import HubReference, NameReference, UrlReference, parse
 
     reference = parse(name)

@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 MODEL_HELP = "Name in the registry, path of a GGUF file, or hf:owner/repo[:quant]. Without it: the one used last."
 
 ModelArgument = Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]
-ModelOption = Annotated[str | None, typer.Option("-m", "--model", metavar="MODEL", help=MODEL_HELP)]
+PullOption = Annotated[bool, typer.Option("--pull", help="Fetch the model without asking, if it is not here.")]
 
 
 def _option(flags: str, help_text: str, *, panel: str | None = None, metavar: str | None = None, **more: Any) -> Any:
@@ -46,6 +46,14 @@ def _sampling(flags: str, help_text: str, metavar: str = "NUMBER") -> Any:
 
 def _engine(flags: str, help_text: str, metavar: str | None = "NUMBER", **more: Any) -> Any:
     return _option(flags, help_text, panel="Engine", metavar=metavar, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Which model, and whether it may be fetched."""
+
+    model_option: Annotated[str | None, _option("-m --model", MODEL_HELP, metavar="MODEL")] = None
+    pull: PullOption = False
 
 
 @dataclass(frozen=True, kw_only=True)

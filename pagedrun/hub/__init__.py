@@ -6,14 +6,19 @@ locate      where a model is on this machine
 places      other programs' folders: the Hugging Face cache, LM Studio, Ollama
 library     everything that is here; last use, removal, verification
 record      what is remembered about a file in the models folder: its source, its checksum
+http        one client for everything that is asked and fetched
 remote      what a hub has: files, sizes, checksums; search
+choose      which files of a repository
+pullable    what can be fetched: from what the user typed to sources, files, folders
+part        a file that is coming; survives a kill
 transfer    one file over HTTP, resumed and verified
+present     whether a file is the right one already
 package     one file out of a Python package
-pull        from what the user typed to verified files in the models folder
+pull        brings a pullable's files into the models folder
 """
 
 from __future__ import annotations
 
-from pagedrun.hub.locate import LocatedModel, download_command, fetch_default_model, is_default, locate, remember
+from pagedrun.hub.locate import LocatedModel, fetch_default_model, is_default, locate, remember
 
-__all__ = ["LocatedModel", "download_command", "fetch_default_model", "is_default", "locate", "remember"]
+__all__ = ["LocatedModel", "fetch_default_model", "is_default", "locate", "remember"]

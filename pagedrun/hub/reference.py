@@ -65,6 +65,12 @@ class UrlReference:
         """The last part of the address' path."""
         return unquote(urlsplit(self.url).path).rpartition("/")[2]
 
+    @property
+    def source(self) -> str:
+        """The address without user, password, query and fragment: what is shown and remembered."""
+        address = urlsplit(self.url)
+        return f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
+
 
 @dataclass(frozen=True, slots=True)
 class OllamaReference:

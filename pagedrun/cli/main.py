@@ -34,6 +34,10 @@ _COMMANDS = {
     "show": ("pagedrun.cli.show", "show", "Show what a model is, and what a conversation with it costs."),
     "pull": ("pagedrun.cli.pull", "pull", "Fetch a model: by name, from the hub, or from an address."),
     "search": ("pagedrun.cli.search", "search", "Find models to pull, in the registry and on the hub."),
+    "list": ("pagedrun.cli.models_list", "list_models", "List the models on this machine."),
+    "verify": ("pagedrun.cli.verify", "verify", "Check models against their checksums."),
+    "path": ("pagedrun.cli.path", "path", "Print where a model's file is."),
+    "rm": ("pagedrun.cli.rm", "rm", "Delete models."),
     "setup": ("pagedrun.cli.setup", "setup", "Build or install the native runtime."),
     "doctor": ("pagedrun.cli.doctor", "doctor", "Show what was found on this machine, and what is missing."),
 }

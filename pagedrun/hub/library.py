@@ -99,6 +99,22 @@ def remove(entry: Entry) -> int:
     return freed
 
 
+def pull_name(entry: Entry) -> str | None:
+    """What to give to `pull` to fetch it again; None when it is not known where it is from."""
+    path = entry.paths[0]
+    if entry.spec:
+        return entry.spec.name
+    for spec in load_catalog().models.values():
+        if path in own_paths(spec):
+            return spec.name
+    if entry.name.startswith("hf:"):
+        return entry.name
+    known = record.last(path)
+    if known is None or not known.source.startswith(("hf:", "http")):
+        return None
+    return f"{known.source.partition('@')[0]}/{known.file}" if known.source.startswith("hf:") else known.source
+
+
 def unfinished(name: str) -> list[Path]:
     """Where the files will be that `pull` has begun to fetch for what the user typed."""
     from pagedrun.hub.part import folder_of

@@ -1,0 +1,33 @@
+"""`pagedrun path`: where a model's file is, for other programs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from pagedrun.cli.options import PullOption
+from pagedrun.cli.rm import HELP
+
+
+def path(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=HELP)],
+    pull: PullOption = False,
+) -> None:
+    """Print the path of a model's file; of a split model, that of its first part.
+
+    llama-bench -m "$(pagedrun path qwen3.5-4b)"
+    """
+    from pagedrun.cli import console, missing
+    from pagedrun.errors import OutputError
+
+    found = missing.find_or_pull(model, pull=pull).path
+    if sys.stdout is None:
+        raise OutputError("standard output is closed")
+    # A name may hold bytes that are no text: into a pipe they go as they are.
+    shown = console.printable(str(found)).encode("utf-8", "replace")
+    with console.writing_stdout():
+        sys.stdout.buffer.write((shown if console.is_terminal(sys.stdout) else os.fsencode(found)) + b"\n")
+        sys.stdout.buffer.flush()

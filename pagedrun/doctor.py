@@ -205,11 +205,22 @@ def _bindings(runtime: Runtime, damaged: list[str]) -> Check:
 
 
 def _models() -> Iterator[Check]:
-    folder = paths.models_dir()
-    models = [path for path in folder.glob("**/*.gguf") if path.is_file()] if folder.is_dir() else []
-    total = sum(path.stat().st_size for path in models)
-    yield Check("models", "ok", f"{len(models)} in {folder}, {size(total)}" if models else f"none yet in {folder}")
+    yield _library_of_models()
     yield _default_model()
+
+
+def _library_of_models() -> Check:
+    from pagedrun.hub import library
+
+    try:
+        here = library.entries()
+    except PagedrunError as e:  # a models.toml of the user's that is wrong
+        return Check("models", "wrong", e.message, e.hint)
+    if not here:
+        return Check("models", "ok", f"none yet in {paths.models_dir()}")
+    own = [entry for entry in here if entry.place == "pagedrun"]
+    others = f"; {len(here) - len(own)} of other programs" if len(here) > len(own) else ""
+    return Check("models", "ok", f"{len(own)} in {paths.models_dir()}, {size(sum(e.size for e in own))}{others}")
 
 
 def _default_model() -> Check:

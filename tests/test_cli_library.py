@@ -184,11 +184,13 @@ def test_rm_deletes_nothing_if_one_name_is_wrong(home: Path, run) -> None:
 
 def test_rm_leaves_files_of_other_programs_to_them(home: Path, run) -> None:
     blob = in_ollama(home / ".ollama" / "models", "o:8b", b"1")
+    known = in_ollama(home / ".ollama" / "models", "known", CONTENT)
     snapshot = hf_cached(home, "me/C", {"C-Q8_0.gguf": b"2"})
     studio = in_lmstudio(home, "me/L", "L-Q8_0.gguf", b"3")
     other = put(home / "my file.gguf", b"4")
     for name, path, hint in (
         ("ollama:o:8b", blob, "ollama rm o:8b"),
+        ("tiny", known, "ollama rm known:latest"),
         ("hf:me/C", snapshot / "C-Q8_0.gguf", "hf cache rm model/me/C"),
         ("hf:me/L:Q8_0", studio, "under My Models"),
         ("./my file.gguf", other, f"rm '{other}'"),

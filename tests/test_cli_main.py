@@ -46,7 +46,7 @@ def test_version(capsys: Any) -> None:
 def test_help_lists_the_commands_on_stdout(capsys: Any) -> None:
     assert main.run(["--help"]) == 0
     captured = capsys.readouterr()
-    for name in ("chat", "complete", "setup", "doctor"):
+    for name in main._COMMANDS:
         assert f"\n  {name} " in captured.out
     assert captured.err == ""
 
@@ -57,10 +57,16 @@ def test_nothing_at_all_is_the_help_on_stderr_and_wrong_usage(capsys: Any) -> No
     assert captured.out == "" and "Commands:" in captured.err
 
 
-@pytest.mark.parametrize("command", ["chat", "complete", "setup", "doctor"])
+@pytest.mark.parametrize("command", list(main._COMMANDS))
 def test_every_command_has_help(command: str, capsys: Any) -> None:
     assert main.run([command, "-h"]) == 0
     assert f"Usage: pagedrun {command}" in capsys.readouterr().out
+
+
+def test_hints_name_every_command_as_it_has_to_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEDRUN_LAUNCHER", "./run")
+    for name in main._COMMANDS:
+        assert console.typed(f"run: pagedrun {name}") == f"run: ./run {name}"
 
 
 def test_options_stand_under_their_panels(capsys: Any) -> None:

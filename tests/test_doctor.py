@@ -17,6 +17,8 @@ from pagedrun.runtime import cuda, manifest, store, toolchain
 from pagedrun.runtime.manifest import Manifest
 from pagedrun.runtime.sources import build_id
 from pagedrun.runtime.store import Runtime
+from tests.hub_fakes import put
+from tests.places_fakes import in_ollama
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +26,10 @@ def empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing built, no GPU, no model."""
     for name in ("CACHE", "MODELS", "STATE", "CONFIG"):
         monkeypatch.setenv(f"PAGEDRUN_{name}", str(tmp_path / name.lower()))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+    monkeypatch.setattr("pagedrun.hub.places._OLLAMA_SERVICE", ())
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
     monkeypatch.delenv("WSL_DISTRO_NAME", raising=False)
     monkeypatch.setattr(machine, "has_nvidia_gpu", lambda: False)
     monkeypatch.setattr(machine, "gpus", list)
@@ -125,6 +130,20 @@ def test_a_portable_runtime(built: Runtime) -> None:
 def test_the_compiler_is_named(version: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.toolchain, "find_compiler", lambda: toolchain.Compiler("/cc", "/c++", version))
     assert checks()["C++ compiler"].detail == f"{name} (/c++)"
+
+
+def test_models_of_other_programs_are_counted_apart(tmp_path: Path) -> None:
+    assert checks()["models"].detail == f"none yet in {paths.models_dir()}"
+    put(paths.models_dir() / "m.gguf", bytes(2048))
+    in_ollama(tmp_path / ".ollama" / "models", "o", b"o")
+    assert checks()["models"].detail == f"1 in {paths.models_dir()}, 2.0 KiB; 1 of other programs"
+
+
+def test_a_wrong_registry_is_a_line_of_the_report(tmp_path: Path) -> None:
+    put(tmp_path / "config" / "models.toml", b"[models")
+    found = checks()
+    assert found["models"].status == found["default model"].status == "wrong"
+    assert "is not valid TOML" in found["models"].detail
 
 
 def test_garbage_in_place_of_the_default_model() -> None:

@@ -77,10 +77,11 @@ def _keeper(entry: Entry) -> tuple[str, str]:
     """Who owns a file, and how it is deleted there."""
     import shlex
 
+    from pagedrun.hub import library
+
     path = entry.paths[0]
     if entry.place == "ollama":
-        name = entry.name.removeprefix("ollama:") if entry.name.startswith("ollama:") else "NAME"
-        return f"it belongs to Ollama ({path})", f"delete it with: ollama rm {name}"
+        return f"it belongs to Ollama ({path})", f"delete it with: ollama rm {library.ollama_name(entry)}"
     if entry.place == "huggingface":
         folder = next(p for p in path.parents if p.name.startswith("models--"))
         target = "model/" + folder.name.removeprefix("models--").replace("--", "/")

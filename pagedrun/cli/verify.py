@@ -75,8 +75,8 @@ def _mend(entry: Entry) -> str:
         name = library.pull_name(entry)
         again = f"fetch it again with: pagedrun pull {name}"
         return again if name else f"get it again from where it came, or: pagedrun rm {entry.name}"
-    if entry.place == "ollama" and entry.name.startswith("ollama:"):
-        name = entry.name.removeprefix("ollama:")
+    if entry.place == "ollama":
+        name = library.ollama_name(entry)
         return f"fetch it again with: ollama rm {name}; ollama pull {name}"
     return "delete it, and fetch it again with the program that brought it here"
 

@@ -115,6 +115,11 @@ def pull_name(entry: Entry) -> str | None:
     return f"{known.source.partition('@')[0]}/{known.file}" if known.source.startswith("hf:") else known.source
 
 
+def ollama_name(entry: Entry) -> str | None:
+    """What Ollama calls a model of its own, whatever its name is here."""
+    return next((file.ollama for file in places.ollama_files() if file.path in entry.paths), None)
+
+
 def unfinished(name: str) -> list[Path]:
     """Where the files will be that `pull` has begun to fetch for what the user typed."""
     from pagedrun.hub.part import folder_of

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import re
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,7 +25,13 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "c" * 40
+HEADER = b"GGUF" + struct.pack("<IQQ", 3, 1, 1)
 HTML = b"<!DOCTYPE html><html><body>Please log in</body></html>"
+
+
+def model(n_bytes: int, seed: int = 0) -> bytes:
+    """What begins as a GGUF file, of that size."""
+    return HEADER + random.Random(seed).randbytes(n_bytes - len(HEADER))
 
 
 @dataclass

@@ -31,6 +31,9 @@ _RED, _YELLOW, _DIM, _BOLD = "31;1", "33;1", "2", "1"
 # A bar that lives for less than this would only flicker (and cost rich's import).
 _PROGRESS_DELAY_S = 0.5
 
+# A speed says nothing when the last bytes came longer ago.
+_FRESH_S = 3.0
+
 # A command in a hint.
 _COMMANDS = re.compile(r"\bpagedrun(?= (?:setup|doctor|chat|complete|pull|search|list|show|path|verify|rm|quantize)\b)")
 
@@ -148,25 +151,28 @@ def _write(line: str, end: str = "\n") -> None:
 
 
 class ByteProgress:
-    """A progress bar of bytes on stderr; shown only on a terminal, and only if it takes long enough to see.
+    """A progress bar of bytes on stderr; shown only on a terminal, and unless `at_once` only if it takes a while.
 
     Call it with (bytes done, bytes in total), from one thread at a time; it is a context manager.
     """
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, *, at_once: bool = False) -> None:
         self._label = label
+        self._delay_s = 0.0 if at_once else _PROGRESS_DELAY_S
         self._status = ""
         self._done, self._total = 0, 0
-        self._began = time.monotonic()
+        self._began = self._heard = time.monotonic()
         self._bar: Progress | None = None
         self._task: TaskID | None = None
 
     def __enter__(self) -> ByteProgress:
+        if not self._delay_s:
+            self._started()
         return self
 
     def __call__(self, done: int, total: int) -> None:
         """Report how far it is. `total` 0 means unknown."""
-        self._done, self._total = done, total
+        self._done, self._total, self._heard = done, total, time.monotonic()
         if self._started() and self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=done, total=total or None)
 
@@ -196,7 +202,7 @@ class ByteProgress:
 
     def _started(self) -> bool:
         """Whether there is a bar; draws it once it is due."""
-        due = self._bar is None and time.monotonic() - self._began >= _PROGRESS_DELAY_S
+        due = self._bar is None and time.monotonic() - self._began >= self._delay_s
         if due and is_terminal(sys.stderr):
             self._start()
         return self._bar is not None
@@ -215,10 +221,11 @@ class ByteProgress:
         from rich.text import Text
 
         class Speed(ProgressColumn):
-            """Bytes a second, in the units of everything else."""
+            """Bytes a second, in the units of everything else; nothing while nothing comes."""
 
-            def render(self, task: Task) -> Text:
-                return Text(f"{units.size(task.speed)}/s" if task.speed else "")
+            def render(column, task: Task) -> Text:  # noqa: N805 - `self` is the progress
+                is_fresh = time.monotonic() - self._heard < _FRESH_S
+                return Text(f"{units.size(task.speed)}/s" if task.speed and is_fresh else "")
 
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,9 @@ from pagedrun.cli import console
 if TYPE_CHECKING:
     from pagedrun.hub.pull import Pullable
     from pagedrun.memory import Fit
+
+# Of fewer bytes a speed says nothing.
+_MEASURABLE = 1 << 20
 
 
 def show(pullable: Pullable) -> None:
@@ -24,8 +28,10 @@ def show(pullable: Pullable) -> None:
         pullable.license or "",
         str(verdict) if verdict else "",
     ]
-    console.note(console.printable(" · ".join(fact for fact in facts if fact)))
-    console.note(console.printable(f"from {pullable.source} into {pullable.folder}"))
+    lines = [" · ".join(fact for fact in facts if fact), f"from {pullable.source} into {pullable.folder}"]
+    # One line where nobody watches: a log.
+    for line in lines if console.is_terminal(sys.stderr) else [", ".join(lines)]:
+        console.note(console.printable(line))
     if pullable.remark:
         console.warn(console.printable(pullable.remark))
     if verdict is not None and not verdict:
@@ -44,13 +50,14 @@ def bring(pullable: Pullable) -> Path:
     if here:
         console.note(f"{units.size(here)} of it are here already")
     try:
-        with console.ByteProgress(pullable.title) as progress:
+        with console.ByteProgress(pullable.title, at_once=True) as progress:
             path = pull.fetch(pullable, progress, on_status=progress.status, on_note=progress.note)
     except KeyboardInterrupt:
-        console.note("\nstopped; what has come is kept, and the same command goes on from there")
+        console.note("stopped; what has come is kept, and the same command goes on from there")
         raise
     seconds = time.monotonic() - began
-    rate = units.rate(max((pullable.size or 0) - here, 0), seconds)
+    came = (pullable.size or 0) - here
+    rate = units.rate(came, seconds) if came > _MEASURABLE else None
     speed = f" ({units.size(rate)}/s)" if rate else ""
     console.note(f"fetched {console.printable(pullable.title)} in {units.duration(seconds)}{speed}")
     return path

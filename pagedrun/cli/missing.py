@@ -21,7 +21,8 @@ def find_or_pull(name: str | None, *, pull: bool) -> hub.LocatedModel:
         if not _can_be_pulled(name):
             raise
         if not pull and not console.can_ask():
-            raise ModelNotFoundError(e.message, hint=f"{e.hint} (or add --pull)") from e
+            how = e.hint if "pagedrun " in e.hint else f"{e.hint}; get it with: pagedrun pull {name}"
+            raise ModelNotFoundError(e.message, hint=f"{how} (or add --pull)") from e
         absent = e
     from pagedrun.hub.pull import resolve
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pagedrun.catalog import ModelSpec
     from pagedrun.hub.remote import Found
 
+_FITS = {"gpu": "GPU", "gpu+ram": "GPU and RAM", "ram": "RAM", "no": "no", None: ""}
+
 
 def search(
     word: Annotated[list[str], typer.Argument(metavar="WORD...", help="All of them must be in the name.")],
@@ -34,16 +36,16 @@ def search(
     if json:
         print_json([*rows, *({"name": f"hf:{f.name}", "source": "hub", "downloads": f.downloads} for f in found)])
         return
-    table = [[r["name"], units.size(r["size"]) if r["size"] else "", r["title"], _verdict(r)] for r in rows]
-    table += [[f"hf:{f.name}", "", units.count(f.downloads, "download"), ""] for f in found]
-    print_table(["NAME", "SIZE", "WHAT", "HERE"], table, right={"SIZE"})
+    table = [[r["name"], _size(r["size"]), _FITS[r["fits"]], "yes" if r["here"] else "", r["title"]] for r in rows]
+    table += [[f"hf:{f.name}", "", "", "", units.count(f.downloads, "download")] for f in found]
+    print_table(["NAME", "SIZE", "FITS", "HERE", "WHAT"], table, right={"SIZE"})
 
 
 def _of_registry(words: list[str]) -> list[ModelSpec]:
     from pagedrun.catalog import load_catalog
 
     def text(spec: ModelSpec) -> str:
-        return " ".join([spec.name, *spec.aliases, spec.title, spec.source, spec.task]).lower()
+        return " ".join([spec.name, *spec.aliases, spec.title, spec.task]).lower()
 
     return [s for s in load_catalog().models.values() if all(word.lower() in text(s) for word in words)]
 
@@ -79,8 +81,5 @@ def _of_spec(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _verdict(row: dict[str, Any]) -> str:
-    if row["here"]:
-        return "here"
-    fits = {"gpu": "fits the GPU", "gpu+ram": "fits GPU and RAM", "ram": "fits RAM", "no": "too big", None: ""}
-    return fits[row["fits"]]
+def _size(n_bytes: int | None) -> str:
+    return units.size(n_bytes) if n_bytes else ""

@@ -126,12 +126,14 @@ def network_problem(error: Exception, url: str) -> DownloadError:
     name = host(url)
     causes = list(_causes(error))
     tls = next((e for e in causes if isinstance(e, ssl.SSLError)), None)
-    if tls is not None:
-        why = getattr(tls, "verify_message", "") or tls.reason or "no secure connection"
+    if isinstance(tls, ssl.SSLCertVerificationError):
         return DownloadError(
-            f"{name} cannot be trusted: {why}",
+            f"{name} cannot be trusted: {tls.verify_message}",
             hint="is the clock right? Behind a company's proxy, set SSL_CERT_FILE to its certificate",
         )
+    if tls is not None:
+        why = (tls.reason or str(tls)).lower().replace("_", " ")
+        return DownloadError(f"{name}: no secure connection: {why}", hint="is it right that the address is https?")
     if isinstance(error, httpx.ProxyError):
         return DownloadError(f"the proxy refused: {error}", hint="see the variables HTTPS_PROXY, HTTP_PROXY, ALL_PROXY")
     if isinstance(error, httpx.TooManyRedirects):

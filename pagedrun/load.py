@@ -11,14 +11,14 @@ from pagedrun.chat import ChatTemplates
 from pagedrun.config import EngineConfig
 from pagedrun.engine import Engine
 from pagedrun.errors import UsageError
-from pagedrun.gguf_file import check_file
+from pagedrun.gguf_file import KvFacts, read_facts
 from pagedrun.memory import FreeMemory, check_context, check_weights, default_seq_len
 from pagedrun.model import ModelInfo
 from pagedrun.native.context import NativeContext
 from pagedrun.native.door import Door
 from pagedrun.native.library import load
 from pagedrun.native.model import NativeModel, OnBytes
-from pagedrun.native.placement import Placement, kv_shape
+from pagedrun.native.placement import Placement
 from pagedrun.native.runner import NativeRunner
 from pagedrun.service import Service
 from pagedrun.step import RunnerLimits
@@ -41,18 +41,18 @@ def load_service(
     Raises ModelFileError, NotEnoughMemoryError, RuntimeLibraryError, UsageError (settings that do not fit the model)
     and TemplateError (a broken `chat_template`).
     """
-    weights = sum(part.stat().st_size for part in check_file(path))
+    facts = read_facts(path)
     library = load()
     library.log.verbose = verbose
     gpus = machine.gpus() if config.gpu_layers != 0 and library.llama.llama_supports_gpu_offload() else []
     free = machine.free_memory(gpus)
-    check_weights(path.name, weights, free)
+    check_weights(path.name, facts.file_size, free)
     door = Door(library.common)
     placement = Placement(library.llama, door, path, config)
     model = NativeModel(library, path, placement.model_params, on_progress)
     try:
         info = model.info(gpus[0].name if gpus else "CPU")
-        limits = _limits(model, info, placement, config, free)
+        limits = _limits(info, facts.kv or KvFacts(), placement, config, free)
         templates = ChatTemplates(door, model.pointer, chat_template)
         context = NativeContext(model, placement.context_params)
     except BaseException:
@@ -63,20 +63,21 @@ def load_service(
     return Service(engine, info, templates, sampling_defaults=sampling_defaults)
 
 
-def _limits(
-    model: NativeModel, info: ModelInfo, placement: Placement, config: EngineConfig, free: FreeMemory
-) -> RunnerLimits:
+def _limits(info: ModelInfo, kv: KvFacts, placement: Placement, config: EngineConfig, free: FreeMemory) -> RunnerLimits:
     """Settle the context length, check that it fits, and write it into the placement."""
     if config.max_seq_len > info.n_ctx_train:
         raise UsageError(
             f"{info.name} was trained for {info.n_ctx_train:,} tokens, and max_seq_len is {config.max_seq_len:,}",
             hint=f"use --max-seq-len {info.n_ctx_train} or less",
         )
-    token_bytes = kv_shape(model).bytes_per_token(config.kv_type)
+
+    def kv_bytes(seq_len: int) -> int:
+        batch = int(placement.context_params.n_ubatch)
+        return config.max_num_seqs * kv.bytes_for(seq_len, config.kv_type, batch=batch)
+
     seq_len = config.max_seq_len or placement.fitted_seq_len
     if not seq_len:
-        left = free.total - info.size_bytes
-        seq_len = default_seq_len(info.n_ctx_train, token_bytes, config.max_num_seqs, left)
-    check_context(info.size_bytes, int(seq_len * token_bytes * config.max_num_seqs), free)
+        seq_len = default_seq_len(info.n_ctx_train, kv_bytes, free.total - info.size_bytes)
+    check_context(info.size_bytes, kv_bytes(seq_len), free)
     placement.set_seq_len(seq_len, config.max_num_seqs)
     return RunnerLimits(config.max_num_seqs, seq_len, placement.context_params.n_batch)

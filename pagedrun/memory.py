@@ -5,6 +5,7 @@ This is the coarse check before and after loading: weights and KV cache against 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,18 +43,6 @@ class FreeMemory:
         return self.ram + self.vram
 
 
-@dataclass(frozen=True, slots=True)
-class KvShape:
-    """What one token costs in the KV cache: attention layers, and elements of K plus V in each."""
-
-    layers: int
-    elements: int
-
-    def bytes_per_token(self, kv_type: str) -> float:
-        """Bytes of KV cache one token takes."""
-        return self.layers * self.elements * BYTES_PER_ELEMENT[kv_type]
-
-
 def check_weights(name: str, weights: int, free: FreeMemory) -> None:
     """Raises NotEnoughMemoryError when the weights alone do not fit."""
     if weights + OVERHEAD_BYTES > free.total:
@@ -73,13 +62,14 @@ def check_context(weights: int, kv: int, free: FreeMemory) -> None:
         )
 
 
-def default_seq_len(n_ctx_train: int, kv_token_bytes: float, num_seqs: int, free_after_weights: int) -> int:
+def default_seq_len(n_ctx_train: int, kv_bytes: Callable[[int], int], free_after_weights: int) -> int:
     """Tokens per conversation when none are asked for: the model's own length, in at most half of what is free.
 
-    Halved until it fits, but not below 2,048 (or the model's length, if that is less).
+    kv_bytes: what all conversations take if each has that many tokens. Halved until it fits, but not below 2,048 (or
+    the model's length, if that is less).
     """
     length = n_ctx_train
-    while length > 2048 and length * kv_token_bytes * num_seqs > free_after_weights / 2:
+    while length > 2048 and kv_bytes(length) > free_after_weights / 2:
         length //= 2
     return length
 

@@ -228,7 +228,7 @@ def test_other_kinds_say_what_they_are(capsys: Any, home: Path, metadata: dict[s
 def test_an_unknown_architecture_is_shown_as_far_as_it_goes(capsys: Any, home: Path) -> None:
     write_gguf(home / "m.gguf", "brandnew", {"blk.0.magic.weight": (4, 4)}, __block_count=2)
     out = show(capsys, "m.gguf")
-    assert lines_of(out)["KV cache"] == "not known for this architecture"
+    assert lines_of(out)["KV cache"] == "not known: the file does not say"
     assert "other" in out
 
 

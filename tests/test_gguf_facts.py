@@ -120,7 +120,7 @@ def test_windows_layer_by_layer_and_shared_layers(tmp_path: Path) -> None:
 
 def test_a_window_of_unknown_layers_is_counted_without(tmp_path: Path) -> None:
     facts = kv(tmp_path, "mistral9", __attention__sliding_window=512, __attention__head_count_kv=1)
-    assert facts == KvFacts(full_layers=4, full_elements=128, at_most=True)
+    assert facts == KvFacts(full_layers=4, full_elements=128, accuracy="at most")
 
 
 def test_mla_keeps_one_row(tmp_path: Path) -> None:
@@ -181,10 +181,13 @@ def test_encoders_keep_nothing(tmp_path: Path) -> None:
     assert kv(tmp_path, "bert") == KvFacts()
 
 
-@pytest.mark.parametrize("arch", ["deepseek32", "llama"])
-def test_what_is_not_known_is_not_guessed(tmp_path: Path, arch: str) -> None:
-    path = write_gguf(tmp_path / "m.gguf", arch, __block_count=4)
-    assert read_facts(path).kv is None
+def test_what_is_not_known_is_not_guessed(tmp_path: Path) -> None:
+    assert read_facts(write_gguf(tmp_path / "m.gguf", "llama", __block_count=4)).kv is None
+
+
+def test_other_memory_makes_it_about(tmp_path: Path) -> None:
+    facts = kv(tmp_path, "deepseek32", __attention__head_count_kv=1)
+    assert facts == KvFacts(full_layers=4, full_elements=128, accuracy="about")
 
 
 @pytest.mark.parametrize("layers", [0, 2**32 - 1])

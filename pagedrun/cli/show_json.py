@@ -80,7 +80,7 @@ def _kv(kv: KvFacts | None, context: int | None) -> dict[str, Any] | None:
         "window": kv.window or None,
         "recurrent_layers": kv.recurrent_layers,
         "state_bytes": kv.state_bytes,
-        "at_most": kv.at_most,
+        "accuracy": kv.accuracy,
     }
 
 

@@ -146,7 +146,7 @@ def _lines(shown: Shown) -> Iterator[tuple[str, str]]:
     if shown.kv:
         yield from _kv_lines(shown.kv, shown.context)
     elif facts and facts.kind == "model":
-        yield "KV cache", "not known for this architecture"
+        yield "KV cache", "not known: the file does not say"
     yield from _use_lines(shown)
     if shown.fit:
         yield "this machine", str(shown.fit)
@@ -175,17 +175,17 @@ def _weight_lines(facts: ModelFacts) -> Iterator[tuple[str, str]]:
 
 
 def _kv_lines(kv: KvFacts, context: int | None) -> Iterator[tuple[str, str]]:
-    at_most = "at most " if kv.at_most else ""
+    about = "" if kv.accuracy == "exact" else f"{kv.accuracy} "
     if kv.full_layers:
         layers = f", in {count(kv.full_layers, 'layer')}"
-        yield "KV per token", at_most + _by_type({t: kv.bytes_per_token(t) for t in KV_TYPES}) + layers
+        yield "KV per token", about + _by_type({t: kv.bytes_per_token(t) for t in KV_TYPES}) + layers
     if kv.window_layers:
         yield "sliding window", f"{count(kv.window, 'token')}, in {count(kv.window_layers, 'more layer')}"
     if kv.recurrent_layers:
         state = f"{size(kv.state_bytes)} a conversation" if kv.state_bytes is not None else "of unknown size"
         yield "recurrent state", f"{state}, in {count(kv.recurrent_layers, 'layer')}"
     if context and (kv.full_layers or kv.window_layers):
-        yield "full context", at_most + _by_type({t: kv.bytes_for(context, t) for t in KV_TYPES})
+        yield "full context", about + _by_type({t: kv.bytes_for(context, t) for t in KV_TYPES})
     elif not (kv.full_layers or kv.window_layers or kv.recurrent_layers):
         yield "KV cache", "none: it reads a text at once"
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from pagedrun.gguf_file.reader import Header, Stored
 from pagedrun.memory import BYTES_PER_ELEMENT
@@ -30,10 +31,10 @@ _HYBRID_BY_HEADS = {
 }  # fmt: skip
 #: Every so many layers one has full attention.
 _HYBRID_BY_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "minimax-01": 8}
-#: llama.cpp keeps more for them than keys and values, or has other layers than the file says.
+#: llama.cpp keeps something besides keys and values for them, or has other layers than the file says.
 _SPECIAL = {
     "deepseek32", "deepseek4", "glm-dsa", "glm5-next", "minimax-m3", "hy_v4", "dots3note", "qwen4exp", "dflash",
-    "eagle3", "gemma4-assistant", "graniteswitch", "nanbeige", "hrm_text", "pockettts", "clip",
+    "eagle3", "gemma4-assistant", "graniteswitch", "nanbeige", "hrm_text", "pockettts",
 }  # fmt: skip
 #: Every how many layers one has full attention, and whether it is the first or the last of them, where the file
 #: does not say which (it may: sliding_window_pattern).
@@ -51,7 +52,8 @@ class KvFacts:
     """Layers by what they keep of a conversation; elements: of K plus V for one token, in all such layers together.
 
     window: tokens that the layers with one look back. state_bytes: of all recurrent layers, for one conversation; None
-    where it cannot be told. at_most: the file names a window, and not which layers have it: counted without.
+    where it cannot be told. accuracy: "at most" where the file names a window and not which layers have it (counted
+    without); "about" for architectures with other memory beside.
     """
 
     full_layers: int = 0
@@ -61,7 +63,7 @@ class KvFacts:
     window: int = 0
     recurrent_layers: int = 0
     state_bytes: int | None = 0
-    at_most: bool = False
+    accuracy: Literal["exact", "at most", "about"] = "exact"
 
     def bytes_per_token(self, kv_type: str) -> float:
         """What each further token takes, however long the conversation is already. kv_type: as --kv-type."""
@@ -78,12 +80,12 @@ class KvFacts:
 
 
 def kv_facts(header: Header) -> KvFacts | None:
-    """What conversations take; None where the file or this module knows too little."""
+    """What conversations take; None where the file says too little."""
     arch = header.text("general.architecture") or ""
     if arch in _NO_CACHE:
         return KvFacts()
     layers = _Layers(header, arch)
-    if arch in _SPECIAL or not 0 < layers.count <= _MAX_LAYERS:
+    if not 0 < layers.count <= _MAX_LAYERS:
         return None
     if arch in _RECURRENT:
         return KvFacts(recurrent_layers=layers.count, state_bytes=_state_bytes(layers, layers.count))
@@ -156,7 +158,7 @@ def _facts(layers: _Layers) -> KvFacts:
         window=window if in_window else 0,
         recurrent_layers=states,
         state_bytes=_state_bytes(layers, states) if states else 0,
-        at_most=bool(window) and windowed is None,
+        accuracy="about" if layers.arch in _SPECIAL else "at most" if window and windowed is None else "exact",
     )
 
 

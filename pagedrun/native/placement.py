@@ -14,10 +14,8 @@ import psutil
 
 from pagedrun.config import EngineConfig
 from pagedrun.errors import NotEnoughMemoryError
-from pagedrun.memory import KvShape
 from pagedrun.native.context import GGML_TYPES
 from pagedrun.native.door import Door
-from pagedrun.native.model import NativeModel
 
 _FLASH_ATTENTION_ON = 1  # llama_flash_attn_type; the default is -1, automatic
 VRAM_MARGIN = 512 << 20  # left free on each GPU for the desktop and the driver
@@ -78,23 +76,6 @@ class Placement:
             params.flash_attn_type = _FLASH_ATTENTION_ON  # a quantised V cache needs it
         params.no_perf = True
         params.swa_full = False
-
-
-def kv_shape(model: NativeModel) -> KvShape:
-    """What a token costs in this model's KV cache, from its metadata (an upper bound with sliding windows)."""
-    arch = model.meta("general.architecture")
-
-    def number(key: str, default: int) -> int:
-        text = model.meta(f"{arch}.{key}")
-        return int(text) if text and text.isdigit() else default
-
-    layers = number("block_count", 0)
-    interval = number("full_attention_interval", 1)
-    heads = number("attention.head_count", 1)
-    head_dim = number("embedding_length", 0) // max(heads, 1)
-    kv_heads = number("attention.head_count_kv", heads)
-    elements = kv_heads * (number("attention.key_length", head_dim) + number("attention.value_length", head_dim))
-    return KvShape(layers // max(interval, 1), elements)
 
 
 def physical_cores() -> int:

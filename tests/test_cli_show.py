@@ -134,10 +134,23 @@ def test_what_is_nowhere_is_an_error(capsys: Any) -> None:
     assert "small" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--tensors", "--metadata"])
+@pytest.mark.parametrize("option", ["--tensors", "--metadata", "--template"])
 def test_of_an_absent_model_there_are_no_tensors(capsys: Any, option: str) -> None:
     assert main.run(["show", "windows", option]) == 1
-    assert "error: windows is not on this machine\nhint:  run: pagedrun pull windows\n" in capsys.readouterr().err
+    assert capsys.readouterr().err == "error: windows is not on this machine\nhint:  run: pagedrun pull windows\n"
+
+
+def test_without_a_name_and_a_model_the_default_is_shown(capsys: Any) -> None:
+    assert main.run(["show"]) == 0
+    captured = capsys.readouterr()
+    assert lines_of(captured.out)["name"] == "tiny"
+    assert "pagedrun pull tiny" in captured.err
+
+
+def test_floats_are_shown_as_they_were_meant(capsys: Any, home: Path) -> None:
+    write_gguf(home / "m.gguf", "llama", eps=1e-05, list=[0.1, 2.5])
+    rows = dict(line.split(maxsplit=1) for line in show(capsys, "m.gguf", "--metadata").splitlines())
+    assert (rows["eps"], rows["list"]) == ("1e-05", "2 x float32: 0.1, 2.5")
 
 
 def test_every_tensor(capsys: Any, model: Path) -> None:
@@ -151,7 +164,7 @@ def test_metadata_are_one_line_each(capsys: Any, model: Path) -> None:
     rows = dict(line.split(maxsplit=1) for line in show(capsys, "m.gguf", "--metadata").splitlines())
     assert rows["general.architecture"] == "llama"
     assert rows["llama.block_count"] == "4"
-    assert rows["tokenizer.ggml.tokens"] == "300 x text: token0, token1, token2, token3, ..."
+    assert rows["tokenizer.ggml.tokens"] == "300 x text: 'token0', 'token1', 'token2', 'token3', ..."
     assert rows["tokenizer.chat_template"] == "{% for m in messages %} {{ m.content }} {% endfor %}"
 
 

@@ -29,9 +29,13 @@ def show(
     Reads the file's header only, and needs no runtime. Of a model of the registry that is not here it shows what the
     registry knows. --tensors, --template and --metadata print that alone; with --json they add to the object.
     """
-    from pagedrun.cli import show_json, show_text, table
+    from pagedrun.cli import console, show_json, show_text, table
 
     shown = _find(model)
+    if shown.facts is None and (as_json or not (tensors or template or metadata)):
+        console.note(
+            f"{shown.name} is not on this machine; {console.typed(f'get it with: pagedrun pull {shown.name}')}"
+        )
     if as_json:
         table.print_json(show_json.to_json(shown, tensors=tensors, template=template, metadata=metadata))
         return
@@ -46,10 +50,9 @@ def show(
 
 
 def _find(name: str | None) -> Shown:
-    """The model's file, read; or, where it is absent, its registry entry, with a note. Raises ModelError."""
+    """The model's file, read; or, where it is absent, its registry entry. Raises ModelError."""
     from pagedrun import hub, machine
     from pagedrun.catalog import load_catalog
-    from pagedrun.cli import console
     from pagedrun.cli.show_text import Shown
     from pagedrun.errors import ModelNotFoundError
     from pagedrun.gguf_file import read_facts
@@ -59,10 +62,10 @@ def _find(name: str | None) -> Shown:
     try:
         located = hub.locate(name)
     except ModelNotFoundError:
-        spec = load_catalog().get(name) if name else None
+        catalog = load_catalog()
+        spec = catalog.get(catalog.default if name is None else name)
         if spec is None:
             raise
-        console.note(f"{spec.name} is not on this machine; get it with: {console.typed(f'pagedrun pull {spec.name}')}")
         return Shown(spec.name, spec, None, free)
     facts = read_facts(located.path)
     place: places.Place = next((file.place for file in places.all_files() if file.path == located.path), "elsewhere")

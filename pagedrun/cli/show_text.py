@@ -109,9 +109,10 @@ def print_metadata(shown: Shown) -> None:
 
 
 def print_template(shown: Shown) -> None:
-    """The chat template as it is. Raises ModelError when there is none."""
+    """The chat template as it is. Raises ModelError when there is none, or the file that has it is not here."""
     text = shown.template
     if text is None:
+        _facts(shown)
         raise ModelError(f"{shown.name} has no chat template", hint="give one to chat with --chat-template FILE")
     table.print_text(console.printable(text) if console.is_terminal(sys.stdout) else text)
 
@@ -239,13 +240,21 @@ def _print_groups(facts: ModelFacts) -> None:
 
 
 def _short(facts: ModelFacts, key: str, value: Value) -> str:
-    if isinstance(value, Stored):
-        if not value.is_array:
-            return f"a text of {size(value.count)}"
-        what = "text" if value.type is ValueType.STRING else value.type.name.lower()
-        first = ", ".join(_cut(str(element), 20) for element in facts.header.elements(key, 4))
-        return f"{count(value.count)} x {what}: {first}" + (", ..." if value.count > 4 else "")
-    return _cut(str(value), _LONGEST)
+    if not isinstance(value, Stored):
+        return _cut(_plain(value), _LONGEST)
+    if not value.is_array:
+        return f"a text of {size(value.count)}"
+    elements = facts.header.elements(key, 4)
+    if value.type is ValueType.STRING:
+        what, first = "text", [repr(_cut(str(element), 20)) for element in elements]
+    else:
+        what, first = value.type.name.lower(), [_plain(element) for element in elements]
+    return f"{count(value.count)} x {what}: {', '.join(first)}" + (", ..." if value.count > 4 else "")
+
+
+def _plain(value: Value) -> str:
+    """Numbers of 32 bits as they were meant: 1e-05, not 9.999999747378752e-06."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _cut(text: str, longest: int) -> str:

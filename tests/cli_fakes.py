@@ -22,6 +22,7 @@ from pagedrun.request import GenerationRequest, Grammar
 from pagedrun.service import Service
 from pagedrun.step import RunnerLimits, StepPlan, StepResult
 from tests.fakes import EOG, FakeRunner
+from tests.hub_fakes import without_other_programs
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -199,6 +200,7 @@ def folders(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Empty folders of our own for one test, with a model file in the current one; returns its path."""
     for name in ("cache", "config", "models", "state"):
         monkeypatch.setenv(f"PAGEDRUN_{name.upper()}", str(root / name))
+    without_other_programs(root, monkeypatch)
     monkeypatch.setattr("pagedrun.cli.console.verbose", False)
     monkeypatch.delenv("PAGEDRUN_AUTO_SETUP", raising=False)
     monkeypatch.chdir(root)

@@ -35,14 +35,17 @@ def make_home(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PAGEDRUN_MODELS", str(root / "models"))
     monkeypatch.setenv("PAGEDRUN_STATE", str(root / "state"))
     (root / "config" / "models.toml").write_text(CATALOG)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(root / "hf"))
-    monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(root / "hf"), raising=False)
-    # Nor does a test see what other programs keep on this machine.
+    without_other_programs(root, monkeypatch)
+    monkeypatch.chdir(root)
+    return root
+
+
+def without_other_programs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide what the Hugging Face cache, LM Studio and Ollama keep on this machine; below `root` they have nothing."""
     monkeypatch.setenv("HOME", str(root))
     monkeypatch.delenv("OLLAMA_MODELS", raising=False)
     monkeypatch.setattr("pagedrun.hub.places._OLLAMA_SERVICE", ())
-    monkeypatch.chdir(root)
-    return root
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(root / "hf"))
 
 
 def put(path: Path, content: bytes = CONTENT) -> Path:

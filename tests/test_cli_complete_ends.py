@@ -184,7 +184,7 @@ def test_a_model_for_embeddings_is_refused(complete, tmp_path: Path) -> None:
 def test_a_missing_default_says_to_run_setup(complete, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = complete(Fake(), "hi", "-m", "smollm2-135m")
     assert ran.code == 1
-    assert ran.err.endswith("hint:  run: pagedrun setup\n")
+    assert ran.err.endswith("hint:  run: pagedrun setup (or add --pull)\n")
 
 
 def test_the_launcher_has_a_missing_default_fetched(complete, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from pagedrun.runtime import cuda, manifest, store, toolchain
 from pagedrun.runtime.manifest import Manifest
 from pagedrun.runtime.sources import build_id
 from pagedrun.runtime.store import Runtime
-from tests.hub_fakes import put
+from tests.hub_fakes import put, without_other_programs
 from tests.places_fakes import in_ollama
 
 
@@ -26,10 +26,7 @@ def empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing built, no GPU, no model."""
     for name in ("CACHE", "MODELS", "STATE", "CONFIG"):
         monkeypatch.setenv(f"PAGEDRUN_{name}", str(tmp_path / name.lower()))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
-    monkeypatch.setattr("pagedrun.hub.places._OLLAMA_SERVICE", ())
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
+    without_other_programs(tmp_path, monkeypatch)
     monkeypatch.delenv("WSL_DISTRO_NAME", raising=False)
     monkeypatch.setattr(machine, "has_nvidia_gpu", lambda: False)
     monkeypatch.setattr(machine, "gpus", list)

@@ -27,7 +27,10 @@ from pagedrun.sampling import SamplingParams
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-MODEL_HELP = "Name in the registry, path of a GGUF file, or hf:owner/repo[:quant]. Without it: the one used last."
+MODEL_HELP = (
+    "A name (list and search show them), hf:owner/repo[:quant], ollama:name[:tag], or the path of a GGUF file. "
+    "Without it: the one used last."
+)
 
 ModelArgument = Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]
 PullOption = Annotated[bool, typer.Option("--pull", help="Fetch the model without asking, if it is not here.")]

@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from pagedrun.hub.library import Entry
 
-HELP = "As `pagedrun list` shows it: a name, hf:owner/repo[:quant], or the path of a file."
+HELP = "As `pagedrun list` shows it: a name, hf:owner/repo[:quant], ollama:name[:tag], or the path of a file."
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,10 @@
 reference   what the user typed: a name, a path, hf:, ollama:, a URL
 quants      quantisations by the names of files
 locate      where a model is on this machine
-places      other programs' folders: the Hugging Face cache, LM Studio, Ollama
-library     everything that is here; last use, removal, verification
+places      the folders models lie in: pagedrun's own, the Hugging Face cache, LM Studio's, Ollama's
+known       which registry entry a file is
+library     everything that is here, under names that find it; last use, removal
+verify      whether it is still what was fetched
 record      what is remembered about a file in the models folder: its source, its checksum
 http        one client for everything that is asked and fetched
 remote      what a hub has: files, sizes, checksums; search

@@ -149,7 +149,7 @@ def _of_spec(spec: ModelSpec, catalog: Catalog) -> LocatedModel:
         raise ModelFileError(
             f"{wrong.path} has {wrong.size:,} bytes, and {spec.name} has {spec.size:,}: it is truncated or "
             "another file",
-            hint=f"delete it; then: {_how_to_get(spec, catalog)}",
+            hint=_how_to_get(spec, catalog),
         )
     about = f"{spec.title}, {size(spec.size)}" if spec.size else spec.title
     raise ModelNotFoundError(f"{spec.name} ({about}) is not on this machine", hint=_how_to_get(spec, catalog))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pagedrun import machine
-from pagedrun.cli import main
+from pagedrun.cli import console, main
 from pagedrun.memory import FreeMemory
 from tests.gguf_bytes import STRING, entry, text, u32, write
 from tests.gguf_models import shape_of, write_gguf
@@ -258,6 +258,19 @@ def test_names_in_the_file_cannot_drive_the_terminal(capsys: Any, home: Path) ->
     out = show(capsys, "m.gguf") + show(capsys, "m.gguf", "--metadata")
     assert "\x1b" not in out
     assert "name" not in lines_of(out)
+
+
+def test_on_a_terminal_long_lines_are_wrapped_and_the_path_is_not(
+    capsys: Any, home: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "is_terminal", lambda stream: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("NO_COLOR", "1")
+    path = model.rename(home / f"{'long  name ' * 8}.gguf")
+    lines = show(capsys, path.name).splitlines()
+    assert f"file              {path}" in lines
+    at = lines.index("KV per token      512 B (f16), 272 B (q8_0), 144 B (q4_0),")
+    assert lines[at + 1] == " " * 18 + "in 4 layers"
 
 
 def test_a_damaged_file_is_an_error(capsys: Any, model: Path) -> None:

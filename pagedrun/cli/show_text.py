@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -89,11 +91,19 @@ class Shown:
 
 def print_overview(shown: Shown) -> None:
     """Everything that fits on a screen. Raises OutputError."""
-    lines = [f"{label:<{_LABEL}}{console.printable(value)}" for label, value in _lines(shown)]
-    table.print_text("\n".join(" ".join(line.splitlines()) for line in lines))
+    width = shutil.get_terminal_size().columns if console.is_terminal(sys.stdout) else 0
+    table.print_text("\n".join(line for label, value in _lines(shown) for line in _wrapped(label, value, width)))
     if shown.facts and shown.facts.tensors:
         table.print_text("")
         _print_groups(shown.facts)
+
+
+def _wrapped(label: str, value: str, width: int) -> list[str]:
+    """The label and its value, on a terminal wrapped to its width; the file's path stays whole, to be copied."""
+    text = " ".join(console.printable(value).splitlines())
+    lines = textwrap.wrap(text, max(width - _LABEL, 40), break_long_words=False, break_on_hyphens=False)
+    first, *others = lines if width and lines and label != "file" else [text]
+    return [f"{label:<{_LABEL}}{first}", *(" " * _LABEL + line for line in others)]
 
 
 def print_tensors(shown: Shown) -> None:
@@ -138,7 +148,7 @@ def _lines(shown: Shown) -> Iterator[tuple[str, str]]:
     elif spec:
         yield "source", f"{spec.source}, {spec.file}"
         yield "size", size(spec.size) if spec.size else "not known"
-    if facts:
+    if facts and facts.kind != "imatrix":
         yield from _weight_lines(facts)
     if shown.context:
         yield "context", count(shown.context, "token")

@@ -142,7 +142,7 @@ def test_removing_takes_all_parts_and_notes_and_leaves_the_neighbours(home: Path
     parts = [put(home / "models" / "me" / "S" / f"S-Q8_0-0000{n}-of-00002.gguf") for n in (1, 2)]
     for part in parts:
         recorded(part)
-        put(record.stamp_path(part))
+        put(part.with_name(f".{part.name}.checked"))
     neighbour = put(home / "models" / "me" / "N" / "n.gguf")
     assert library.remove(library.find("hf:me/S:Q8_0")) == 2 * len(CONTENT)
     assert not (home / "models" / "me" / "S").exists()
@@ -200,14 +200,13 @@ def test_a_file_is_compared_with_whoever_knows_its_checksum(home: Path) -> None:
 
 def test_a_changed_byte_is_found_and_the_file_no_longer_trusted(home: Path) -> None:
     path = recorded(put(home / "models" / "me" / "R" / "R-Q8_0.gguf"))
-    put(record.stamp_path(path))
     when = path.stat().st_mtime_ns
     path.write_bytes(CONTENT[:-1] + b"?")
     os.utime(path, ns=(when, when))  # a disk that forgets does not change the time
     for _ in range(2):  # it stays bad
         verdict = checked(only())
         assert not verdict.good and SHA in verdict.detail
-    assert record.read(path) is None and not record.stamp_path(path).exists()
+    assert record.read(path) is None
     assert path.exists()
 
 

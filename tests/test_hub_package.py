@@ -14,7 +14,7 @@ import pytest
 from pagedrun import hub
 from pagedrun.errors import DiskFullError, DownloadError
 from pagedrun.hub import package as fetch
-from pagedrun.hub import present
+from pagedrun.hub import record
 from tests.hub_fakes import CONTENT, make_home, put
 
 
@@ -68,8 +68,8 @@ def test_the_hash_is_computed_once_and_again_after_a_change(home: Path, wheel, m
     wheel()
     path = put(home / "models" / "Tiny.gguf")  # copied there by hand: not checked yet
     hashed: list[object] = []
-    sha256_of = present.sha256_of
-    monkeypatch.setattr(present, "sha256_of", lambda *a: hashed.append(a) or sha256_of(*a))
+    sha256_of = record.sha256_of
+    monkeypatch.setattr(record, "sha256_of", lambda *a: hashed.append(a) or sha256_of(*a))
     hub.fetch_default_model()
     hub.fetch_default_model()
     assert len(hashed) == 1

@@ -93,7 +93,8 @@ def remove(entry: Entry) -> int:
     freed = 0
     for path in entry.paths:
         freed += 0 if path.is_symlink() else path.stat().st_size
-        for file in (path, record.record_path(path), record.stamp_path(path)):
+        stamp = path.with_name(f".{path.name}.checked")  # what the first versions noted beside a file
+        for file in (path, record.record_path(path), stamp):
             file.unlink(missing_ok=True)
         _remove_empty(path.parent)
     return freed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +10,6 @@ from pagedrun.hub import record
 from pagedrun.hub.remote import RemoteFile
 
 OnBytes = Callable[[int], None]
-
-_BLOCK = 1 << 20
 
 
 def is_right(path: Path, file: RemoteFile, source: str, on_bytes: OnBytes) -> bool:
@@ -31,7 +28,7 @@ def is_right(path: Path, file: RemoteFile, source: str, on_bytes: OnBytes) -> bo
         return file.size is not None or (known is not None and known.source == source)
     if known is not None:
         return known.sha256 == file.sha256
-    if sha256_of(path, on_bytes) != file.sha256:
+    if record.sha256_of(path, on_bytes) != file.sha256:
         return False
     note(path, file, source, file.sha256)
     return True
@@ -43,14 +40,3 @@ def note(path: Path, file: RemoteFile, source: str, sha256: str) -> None:
     now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     verified = file.sha256 is not None
     record.write(path, record.Record(source, file.path, found.st_size, sha256, verified, now, found.st_mtime_ns))
-
-
-def sha256_of(path: Path, on_bytes: OnBytes) -> str:
-    """The checksum of a file, in hex."""
-    digest, done = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-            done += len(block)
-            on_bytes(done)
-    return digest.hexdigest()

@@ -41,11 +41,6 @@ def record_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.json")
 
 
-def stamp_path(path: Path) -> Path:
-    """Where `package` notes that the file at `path` was hashed."""
-    return path.with_name(f".{path.name}.checked")
-
-
 def read(path: Path) -> Record | None:
     """The record of the file at `path`; None when there is none, or when the file was changed since."""
     record = last(path)
@@ -77,8 +72,6 @@ def distrust(path: Path) -> None:
     """The file was found damaged: from now on it counts as changed since it was recorded."""
     if known := last(path):
         write(path, replace(known, mtime_ns=0))
-    with suppress(OSError):
-        stamp_path(path).unlink(missing_ok=True)
 
 
 def sha256_of(path: Path, on_bytes: Callable[[int], None]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import struct
 import tracemalloc
 from pathlib import Path
@@ -26,7 +27,8 @@ def written(tmp_path: Path) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     for kind, value in {
         "uint8": 200, "int8": -100, "uint16": 60_000, "int16": -30_000, "uint32": 4_000_000_000,
-        "int32": -2_000_000_000, "float32": 0.5, "uint64": 2**63, "int64": -(2**62), "float64": 1e300, "bool": True, "string": "größer",
+        "int32": -2_000_000_000, "float32": 0.5, "uint64": 2**63, "int64": -(2**62), "float64": 1e300, "bool": True,
+        "string": "größer",
     }.items():  # fmt: skip
         getattr(writer, f"add_{kind}")(f"x.{kind}", value)
     writer.add_array("x.texts", ["", "a", "zwei", "x" * 300_000, "end"])
@@ -57,6 +59,27 @@ def test_it_reads_what_the_gguf_package_reads(written: Path) -> None:
         for t in reader.tensors
     ]
     assert header.size == written.stat().st_size
+
+
+@pytest.mark.real
+def test_it_reads_the_default_model_like_the_gguf_package(smollm2: Path) -> None:
+    header, reader = read_header(smollm2), gguf.GGUFReader(smollm2)
+    assert len(header.tensors) == len(reader.tensors) > 200
+    assert [(t.name, t.offset, t.n_bytes) for t in header.tensors] == [
+        (t.name, t.data_offset, t.n_bytes) for t in reader.tensors
+    ]
+    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
+    assert header.elements("tokenizer.ggml.tokens", len(tokens)) == tokens
+
+
+def test_vocabularies_are_walked_across_the_windows_in_which_they_are_read(tmp_path: Path) -> None:
+    """Texts of every length, some longer than a window; so their ends fall on every place around its edge."""
+    rng = random.Random(0)
+    texts = [rng.choice("aé€") * rng.choice((0, 1, 3, 7, 40, 3000)) for _ in range(3000)]
+    texts[1000] = "x" * 600_000
+    header = read_header(write(tmp_path, [words("k", *texts), u32("behind", 7)]))
+    assert header.elements("k", len(texts)) == texts
+    assert header.number("behind") == 7
 
 
 def test_access_by_kind(written: Path) -> None:

@@ -27,6 +27,7 @@ ROOMS: list[tuple[str, ...]] = [
     ("native", "doctor"),
     ("service",),
     ("load",),
+    ("quantize",),
     ("cli",),
     ("__main__",),
 ]

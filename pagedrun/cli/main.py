@@ -38,6 +38,7 @@ _COMMANDS = {
     "verify": ("pagedrun.cli.verify", "verify", "Check models against their checksums."),
     "path": ("pagedrun.cli.path", "path", "Print where a model's file is."),
     "rm": ("pagedrun.cli.rm", "rm", "Delete models."),
+    "quantize": ("pagedrun.cli.quantize", "quantize", "Make a smaller model out of a larger one."),
     "setup": ("pagedrun.cli.setup", "setup", "Build or install the native runtime."),
     "doctor": ("pagedrun.cli.doctor", "doctor", "Show what was found on this machine, and what is missing."),
 }

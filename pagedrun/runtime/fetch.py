@@ -8,6 +8,7 @@ import shutil
 import tarfile
 import tempfile
 import threading
+from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
 from pagedrun import paths
@@ -89,22 +90,23 @@ def unpack(archive: Path, source: Source, patches: tuple[Patch, ...], target: Pa
         aside = target / "unpacking"
         shutil.rmtree(aside, ignore_errors=True)
         with space.watched(target, "unpacking the sources"):
-            _extract(archive, PurePosixPath(source.folder) / LLAMA_CPP, aside / LLAMA_CPP)
+            extract(archive, source, _NEEDED, aside / LLAMA_CPP)
             for patch in patches:
                 apply_patch(patch.name, patch.data, aside / LLAMA_CPP)
         aside.rename(tree)
     return tree / LLAMA_CPP
 
 
-def _extract(archive: Path, inside: PurePosixPath, target: Path) -> None:
-    """The needed files below `inside`; only plain files, so nothing can point elsewhere."""
+def extract(archive: Path, source: Source, wanted: Collection[str], target: Path) -> None:
+    """The files and folders `wanted` of llama.cpp's tree; only plain files, so nothing can point elsewhere."""
+    inside = PurePosixPath(source.folder) / LLAMA_CPP
     with tarfile.open(archive) as tar:
         for member in tar:
             path = PurePosixPath(member.name)
             if not member.isfile() or not path.is_relative_to(inside) or ".." in path.parts:
                 continue
             path = path.relative_to(inside)
-            if path.parts[0] not in _NEEDED:
+            if path.parts[0] not in wanted:
                 continue
             file = target / path
             file.parent.mkdir(parents=True, exist_ok=True)

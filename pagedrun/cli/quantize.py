@@ -1,0 +1,224 @@
+"""`pagedrun quantize`: a smaller model out of a larger one. The new file's path goes to stdout.
+
+quantize.py          the command: options, and the order of things
+quantize_source.py   the source as a GGUF: located, fetched, converted
+quantize_report.py   what is said about it, for people and as JSON
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pagedrun.cli import console
+from pagedrun.cli.options import read_option_file
+from pagedrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from pagedrun.quantize.compare import Comparison
+    from pagedrun.quantize.job import Options
+    from pagedrun.quantize.source import GgufSource
+
+_SOURCE = "A model: name, path of a GGUF file, hf:owner/repo[:quant], or a folder (or repository) with *.safetensors."
+_TYPE = (
+    "Q8_0, Q6_K, Q5_K_M, Q4_K_M, Q3_K_M, IQ4_XS, IQ2_M, MXFP4_MOE, F16, BF16 or any other name of llama.cpp's "
+    "quantisations."
+)
+_OUT = "The new file, or a folder for it. Without it: beside a source that is a path, else the models folder."
+_IMATRIX = "Use this importance matrix (GGUF, or the older format)."
+_CALIBRATE = "Make an importance matrix from this text first; it stays beside the new file."
+_TENSOR = "Another type for tensors whose names match this regular expression; may be repeated."
+_KEEP_OUTPUT = "Type of the output tensor, such as q6_k; 'source' leaves it as it is."
+_EMBEDDING = "Type of the token embeddings."
+_CHECK = "Afterwards, compare both models on this text: perplexity and KL divergence."
+_FORCE = "Overwrite the new file; quantise what is quantised already."
+_WITH = "Package for the converter, such as torch==2.11.0, in place of the default; may be repeated."
+
+_CONVERSION = "Conversion"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Texts:
+    """The files with text, and how much of them."""
+
+    calibrate: Path | None
+    check: Path | None
+    check_chunks: int | None
+
+
+def quantize(  # noqa: PLR0913, PLR0917 - each is an option of the command
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help=_SOURCE, show_default=False)],
+    type_name: Annotated[str, typer.Option("--type", "-t", metavar="TYPE", help=_TYPE)] = "Q4_K_M",
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="OUT", help=_OUT)] = None,
+    imatrix: Annotated[Path | None, typer.Option("--imatrix", metavar="FILE", help=_IMATRIX)] = None,
+    calibrate: Annotated[Path | None, typer.Option("--calibrate", metavar="TEXT", help=_CALIBRATE)] = None,
+    tensor_type: Annotated[
+        list[str] | None, typer.Option("--tensor-type", metavar="PATTERN=TYPE", help=_TENSOR)
+    ] = None,
+    keep_output: Annotated[str, typer.Option("--keep-output", metavar="TYPE", help=_KEEP_OUTPUT)] = "",
+    token_embedding_type: Annotated[str, typer.Option("--token-embedding-type", metavar="TYPE", help=_EMBEDDING)] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only foretell what would come out.")] = False,
+    check: Annotated[Path | None, typer.Option("--check", metavar="TEXT", help=_CHECK)] = None,
+    check_chunks: Annotated[
+        int | None, typer.Option("--check-chunks", min=1, metavar="N", help="Compare on N x 512 tokens at most.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", "-f", help=_FORCE)] = False,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, max=512, metavar="N", help="CPU threads [physical cores].")
+    ] = None,
+    pull: Annotated[bool, typer.Option("--pull", help="Fetch the source without asking if it is not here.")] = False,
+    with_: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="REQUIREMENT", help=_WITH, rich_help_panel=_CONVERSION),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; sizes in bytes.")] = False,
+) -> None:
+    """Quantise a model: a smaller file that needs less memory and runs faster, for some loss of quality.
+
+    \b
+    Q8_0     as good as the source            Q4_K_M   the usual balance of size and quality
+    Q6_K     hardly a difference              Q3_K_M   noticeably worse
+    Q5_K_M   a small one                      IQ2_M    where nothing larger fits; needs an importance matrix
+
+    Start from a file with 16 or 32 bits a weight: what has been quantised already cannot get better. A model as
+    safetensors is converted first, by llama.cpp's converter.
+    """
+    from pagedrun.cli import quantize_report, quantize_source
+    from pagedrun.first_run import ensure_runtime
+    from pagedrun.native.imatrix import load_imatrix
+    from pagedrun.native.placement import physical_cores
+    from pagedrun.quantize import types
+    from pagedrun.quantize.job import Options
+    from pagedrun.quantize.source import check_output, output_path
+
+    texts = _Texts(calibrate=calibrate, check=check, check_chunks=check_chunks)
+    _check_combinations(texts, imatrix, dry_run=dry_run)
+    options = Options(
+        type=types.file_type(type_name),
+        threads=threads or physical_cores(),
+        imatrix=imatrix.expanduser().absolute() if imatrix else None,
+        imatrix_name=str(imatrix or ""),
+        tensor_types=tuple(map(_tensor_type, tensor_type or ())),
+        keep_output=_type_of("--keep-output", keep_output, also="source"),
+        embedding_type=_type_of("--token-embedding-type", token_embedding_type),
+        force=force,
+    )
+    if options.imatrix:
+        load_imatrix(options.imatrix)  # the child reads it too; what is wrong with it is said now
+    ensure_runtime()
+    found = quantize_source.find(source, pull=pull)
+    target = output_path(output, found, options.type)
+    if not dry_run:
+        check_output(target, found, force=force)
+    with quantize_source.as_gguf(found, target, options.type, with_ or (), dry_run=dry_run) as gguf:
+        if gguf is None:  # converted to what was asked for
+            quantize_report.show_converted(found, target, options.type, as_json=as_json)
+        elif dry_run:
+            _foretell(gguf, target, options, as_json=as_json)
+        else:
+            _quantize(gguf, target, options, texts, as_json=as_json)
+
+
+def _check_combinations(texts: _Texts, imatrix: Path | None, *, dry_run: bool) -> None:
+    if imatrix is not None and texts.calibrate is not None:
+        raise UsageError("--imatrix and --calibrate exclude each other")
+    if dry_run and (texts.calibrate or texts.check):
+        raise UsageError(f"--dry-run makes nothing that {'--calibrate' if texts.calibrate else '--check'} could use")
+    if texts.check_chunks and not texts.check:
+        raise UsageError("--check-chunks needs --check TEXT")
+
+
+def _tensor_type(text: str) -> tuple[str, str]:
+    from pagedrun.quantize import types
+
+    pattern, equals, name = text.rpartition("=")
+    if not equals or not pattern:
+        raise UsageError(f"--tensor-type {text!r} is not PATTERN=TYPE", hint="for example --tensor-type ffn_down=q6_k")
+    return pattern, types.tensor_type("--tensor-type", name)
+
+
+def _type_of(option: str, text: str, also: str = "") -> str:
+    from pagedrun.quantize import types
+
+    return text.lower() if text.lower() == also else types.tensor_type(option, text)
+
+
+def _foretell(source: GgufSource, target: Path, options: Options, *, as_json: bool) -> None:
+    """--dry-run: what would come out; what speaks against it is only said."""
+    from pagedrun.cli import quantize_report
+    from pagedrun.quantize import job
+
+    plan = job.foretell(source, options)
+    if objection := job.objection(source, plan, options):
+        console.warn(f"{console.printable(objection.message)}: {console.printable(console.typed(objection.hint))}")
+    quantize_report.show_plan(source, plan, target, options.type, as_json=as_json)
+
+
+def _quantize(source: GgufSource, target: Path, options: Options, texts: _Texts, *, as_json: bool) -> None:
+    from pagedrun.cli import quantize_report
+    from pagedrun.cli.steps import StepProgress
+    from pagedrun.quantize import compare, job
+
+    plan = job.foretell(source, options)
+    # An importance matrix that will be made counts as there.
+    wanted = replace(options, imatrix=options.imatrix or texts.calibrate)
+    if objection := job.objection(source, plan, wanted):
+        raise objection
+    chunks = None
+    if texts.check:
+        text = read_option_file(texts.check, "--check")
+        chunks = compare.chunks_of(source.parts[0], text, texts.check_chunks)
+    if texts.calibrate:
+        options = _calibrated(source, target, options, texts.calibrate)
+        plan = job.foretell(source, options)
+    quantize_report.announce(source, plan, target, options.type)
+    began = time.monotonic()
+    with StepProgress("quantising") as progress:
+        job.run(source, target, plan, options, progress)
+    done = quantize_report.Done(source, target, options, plan, time.monotonic() - began)
+    quantize_report.show_done(done)
+    if chunks:
+        done = replace(done, comparison=_compare(source, target, chunks, options.threads))
+    quantize_report.print_result(done, as_json=as_json)
+
+
+def _calibrated(source: GgufSource, target: Path, options: Options, text: Path) -> Options:
+    """Make the importance matrix beside the target; returns the options with it."""
+    from pagedrun.cli.steps import StepProgress
+    from pagedrun.quantize.calibrate import calibrate
+    from pagedrun.runtime.store import find_runtime
+
+    read_option_file(text, "--calibrate")
+    matrix = target.with_name(f"{source.name}.imatrix.gguf")
+    if matrix.exists() and not options.force:
+        raise UsageError(
+            f"{matrix} exists", hint="use it with --imatrix in place of --calibrate, or overwrite it with --force"
+        )
+    console.note(f"making an importance matrix from {console.printable(text.name)}")
+    with StepProgress("calibrating") as progress:
+        calibrate(
+            find_runtime(),
+            source.parts[0],
+            text.expanduser().absolute(),
+            matrix,
+            threads=options.threads,
+            on_chunk=progress,
+        )
+    console.note(f"wrote {console.printable(str(matrix))}")
+    # Its name alone: where it lies is nobody's business who gets the model.
+    return replace(options, imatrix=matrix, imatrix_name=matrix.name)
+
+
+def _compare(source: GgufSource, target: Path, chunks: list[list[int]], threads: int) -> Comparison:
+    from pagedrun.cli import quantize_report
+    from pagedrun.cli.steps import StepProgress
+    from pagedrun.quantize.compare import compare
+
+    with StepProgress("comparing with the source") as progress:
+        found = compare(source.parts[0], target, chunks, threads=threads, on_chunk=progress)
+    quantize_report.show_comparison(found)
+    return found

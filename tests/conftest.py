@@ -1,4 +1,7 @@
-"""Fixtures over the real runtime. A test that needs it is skipped, with the reason, where there is none."""
+"""Fixtures over the real runtime, and a hub on this machine.
+
+A test that needs the runtime is skipped, with the reason, where there is none.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from pagedrun.errors import PagedrunError
 if TYPE_CHECKING:
     from pagedrun.native.library import Library
     from pagedrun.service import Service
+    from tests.fake_hub import FakeHub
     from tests.sampler_lab import Lab
 
 
@@ -79,3 +83,22 @@ def silence(lab: Lab, capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
     yield
     assert capfd.readouterr() == ("", "")
     assert len(os.listdir("/proc/self/task")) <= threads + 1  # noqa: PTH208 -- ggml's one worker comes with the first decode
+
+
+@pytest.fixture
+def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A hub for HF_ENDPOINT, with folders of our own, no token, and no waiting between attempts."""
+    from pagedrun.hub import http
+    from tests import fake_hub, hub_fakes
+
+    hub_fakes.make_home(tmp_path, monkeypatch)
+    for variable in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+        monkeypatch.delenv(variable.lower(), raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+    with fake_hub.running() as hub:
+        monkeypatch.setattr(http, "patience", http.Patience(connect_s=5, read_s=0.3, sleep=hub.waits.append))
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        yield hub

@@ -67,6 +67,7 @@ class FakeHub:
         self.files: dict[str, bytes] = {}
         self.faults: list[Fault] = []
         self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.waits: list[float] = []  # for tests to have pauses noted in place of made
         self.tags = True
         self.ended = threading.Event()
         self._lock = threading.Lock()

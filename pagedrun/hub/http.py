@@ -139,7 +139,7 @@ def network_problem(error: Exception, url: str) -> DownloadError:
     if isinstance(error, httpx.TooManyRedirects):
         return DownloadError(f"{name} sends from address to address without end", hint="try again later")
     if isinstance(error, (httpx.UnsupportedProtocol, httpx.InvalidURL)):
-        return DownloadError(f"{name} is no address that can be fetched from: {error}")
+        return DownloadError(f"{name} is no address to fetch from: {error}", hint="it has to be http:// or https://")
     return DownloadError(f"{name}: {reason(error)}", hint="is there a network? Behind a proxy, set HTTPS_PROXY")
 
 

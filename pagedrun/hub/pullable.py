@@ -138,7 +138,7 @@ def _of_url(reference: UrlReference) -> Pullable:
     if fragment and not checksum:
         raise UsageError(f"#{fragment} is not #sha256=HEX", hint="leave it out, or give all 64 digits")
     name = reference.file_name
-    if not name.lower().endswith(".gguf") or name != Path(name).name:
+    if not name.lower().endswith(".gguf") or not name.isprintable():
         raise UsageError(f"{url} does not end in the name of a .gguf file", hint="give the address of the file itself")
     source = reference.source
     head = http.get(url, refused_by(source), only_head=True).headers

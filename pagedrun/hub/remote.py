@@ -64,7 +64,8 @@ def repository(repo: str, revision: str | None = None) -> Repository:
         return Repository(
             name=repo,
             commit=str(answer["sha"]),
-            files=tuple(_file(sibling) for sibling in answer.get("siblings") or []),
+            # A name that could drive a terminal, or that no file should have, is nobody's model.
+            files=tuple(_file(s) for s in answer.get("siblings") or [] if str(s["rfilename"]).isprintable()),
             license=next((tag[8:] for tag in tags if tag.startswith("license:")), None),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as e:

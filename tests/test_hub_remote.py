@@ -1,0 +1,197 @@
+"""What a hub answers and refuses, as sizes, checksums and errors for people; and what names stand for."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from pagedrun.errors import DownloadError, ModelNotFoundError, PagedrunError, UsageError
+from pagedrun.hub import http, pull, remote
+from tests.fake_hub import COMMIT, FakeHub, Fault, Repo, model
+
+CONTENT = model(5000)
+
+
+@pytest.fixture
+def hub(fake_hub: FakeHub) -> FakeHub:
+    fake_hub.repos["me/M-GGUF"] = Repo({"M-Q4_K_M.gguf": CONTENT, "README.md": b"#", "mmproj-F16.gguf": model(900)})
+    return fake_hub
+
+
+def refusal(name: str = "hf:me/M-GGUF") -> PagedrunError:
+    with pytest.raises(PagedrunError) as caught:
+        pull.resolve(name)
+    assert caught.value.hint
+    return caught.value
+
+
+def test_a_repository_has_files_with_sizes_and_checksums_at_a_commit(hub: FakeHub) -> None:
+    found = remote.repository("me/M-GGUF")
+    assert (found.commit, found.license) == (COMMIT, "apache-2.0")
+    file = next(f for f in found.files if f.path == "M-Q4_K_M.gguf")
+    assert (file.size, file.sha256) == (5000, hashlib.sha256(CONTENT).hexdigest())
+    hub.repos["me/M-GGUF"].lfs = False
+    file = next(f for f in remote.repository("me/M-GGUF").files if f.path == "M-Q4_K_M.gguf")
+    assert file.sha256 is None and file.version == f'"{hashlib.sha1(CONTENT).hexdigest()}"'
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "says", "hint"),
+    [
+        (401, {"X-Error-Code": "RepoNotFound"}, "no repository me/M-GGUF, or it is private", "pagedrun search M-GGUF"),
+        (404, {}, "no repository me/M-GGUF", "HF_TOKEN"),
+        (401, {"X-Error-Code": "GatedRepo"}, "me/M-GGUF is gated", "then set HF_TOKEN"),
+        (404, {"X-Error-Code": "RevisionNotFound"}, "no revision", "@REVISION"),
+        (403, {"X-Error-Message": "Access to this resource is disabled."}, "resource is disabled", "HF_TOKEN"),
+        (429, {"Retry-After": "100"}, "asked too often", "in 1 min 40 s"),
+        (429, {}, "asked too often", "in a few minutes"),
+        (500, {}, r"has a problem \(500\)", "later"),
+        (418, {}, "answered 418", "HF_ENDPOINT"),
+    ],
+)
+def test_every_refusal_has_its_own_words(
+    hub: FakeHub, status: int, headers: dict[str, str], says: str, hint: str
+) -> None:
+    hub.faults = [Fault("api", "status", None, status=status, headers=headers)]
+    with pytest.raises(DownloadError, match=says) as caught:
+        pull.resolve("hf:me/M-GGUF")
+    assert hint in caught.value.hint
+
+
+def test_a_token_changes_what_is_said(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hub.faults = [Fault("api", "status", status=401, headers={"X-Error-Message": "Invalid credentials"})]
+    assert "does not accept the token" in refusal().message
+    hub.faults = [Fault("api", "status", status=403, headers={"X-Error-Code": "GatedRepo"})]
+    assert "account of the token" in refusal().hint
+    monkeypatch.setenv("HF_TOKEN", "hf_sec ret")
+    assert refusal().message == "the Hugging Face token holds characters that no token has"
+    monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
+    assert remote.authorization() == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"not json", "does not answer as a hub does"), (b"[]", "does not answer"), (b'{"siblings": [1]}', "does not")],
+)
+def test_an_answer_that_makes_no_sense(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, content: bytes, says: str
+) -> None:
+    hub.files["api"] = content
+    monkeypatch.setattr(remote, "endpoint", lambda: hub.file_url("api").removesuffix("/api"))
+    hub.files["api/models/me/M-GGUF"] = content
+    with pytest.raises(DownloadError, match=says):
+        pull.resolve("hf:me/M-GGUF")
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
+def test_offline_means_no_request(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "1")
+    assert variable in refusal().message
+    with pytest.raises(DownloadError, match="must not be asked"):
+        pull.fetch(pull.resolve("big"), lambda done, total: None)
+    assert hub.requests == []
+
+
+def test_no_network_is_said_after_a_few_attempts(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert refusal().message == "127.0.0.1:9: connection refused"
+    assert hub.waits == [1.0, 2.0]
+    monkeypatch.setenv("HF_ENDPOINT", "http://nowhere.invalid")
+    assert "no server of that name, or no network" in refusal().message
+    monkeypatch.setenv("HF_ENDPOINT", hub.url.replace("http:", "https:"))
+    assert "no secure connection" in refusal().message
+    monkeypatch.setenv("HF_ENDPOINT", "ftp://nowhere.invalid")
+    assert "no address to fetch from" in refusal().message
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("HTTP_PROXY", "nonsense://x", "proxy settings cannot be used"),
+        ("HTTP_PROXY", "http://127.0.0.1:9", "connection refused"),
+        ("ALL_PROXY", "socks5://127.0.0.1:9", "connection refused"),
+    ],
+)
+def test_proxies_are_used(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, says: str) -> None:
+    monkeypatch.setenv("NO_PROXY", "")
+    monkeypatch.setenv(variable, value)
+    assert says in refusal().message
+    assert hub.requests == []
+
+
+def test_a_search_has_the_most_fetched_first(hub: FakeHub) -> None:
+    hub.repos["you/M-2-GGUF"] = Repo({}, downloads=7)
+    assert [(f.name, f.downloads) for f in remote.search(["m", "gguf"], 10)] == [("you/M-2-GGUF", 7), ("me/M-GGUF", 0)]
+    assert len(remote.search(["m"], 1)) == 1
+    assert remote.search(["absent"], 10) == []
+
+
+def test_retry_after_is_seconds_or_a_date() -> None:
+    assert http.retry_after({"retry-after": "12"}) == 12
+    assert http.retry_after({"retry-after": "-3"}) == 0
+    assert http.retry_after({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0
+    for nothing in ({}, {"retry-after": ""}, {"retry-after": "inf"}, {"retry-after": "soon"}):
+        assert http.retry_after(nothing) is None
+
+
+# --- what names stand for ---
+
+
+def test_a_name_of_the_registry_needs_no_network(hub: FakeHub) -> None:
+    found = pull.resolve("BIG")
+    assert (found.name, found.size, found.source) == ("big", 10_244, f"hf:me/big-GGUF@{'0' * 40}")
+    assert found.paths == [Path(os.environ["PAGEDRUN_MODELS"]) / "me" / "big-GGUF" / "Big-Q4_K_M.gguf"]
+    assert hub.requests == []
+
+
+def test_a_registry_entry_that_says_too_little_asks_the_hub(hub: FakeHub) -> None:
+    own = Path(os.environ["PAGEDRUN_CONFIG"]) / "models.toml"
+    own.write_text(own.read_text() + '\n[models.mine]\nsource = "hf:me/M-GGUF"\nfile = "M-Q4_K_M.gguf"\n')
+    found = pull.resolve("mine")
+    assert (found.name, found.size, found.source) == ("mine", 5000, f"hf:me/M-GGUF@{COMMIT}")
+    path = pull.fetch(found, lambda done, total: None)
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_repository_with_its_image_part(hub: FakeHub) -> None:
+    found = pull.resolve("hf:me/M-GGUF", projector=True)
+    assert [f.path for f in found.files] == ["M-Q4_K_M.gguf", "mmproj-F16.gguf"] and found.size == 5900
+    pull.fetch(found, lambda done, total: None)
+    assert [p.stat().st_size for p in pull.present(found) or []] == [5000, 900]
+
+
+def test_an_address_of_the_hub_is_its_repository(hub: FakeHub) -> None:
+    found = pull.resolve(f"{hub.url}/me/M-GGUF/resolve/main/M-Q4_K_M.gguf?download=true")
+    assert (found.name, found.source) == ("hf:me/M-GGUF/M-Q4_K_M.gguf", f"hf:me/M-GGUF@{COMMIT}")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("./m.gguf", "path of a file"),
+        ("ollama:llama3.1", "ollama pull llama3.1:latest"),
+        ("hf:../..", "hf:"),
+        ("https://example.invalid/page", "does not end in the name of a .gguf file"),
+        ("https://example.invalid/m.gguf#sha256=12", "is not #sha256=HEX"),
+    ],
+)
+def test_what_cannot_be_fetched_is_wrong_usage(hub: FakeHub, name: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        pull.resolve(name)
+    assert hub.requests == []
+
+
+def test_an_unknown_name_is_not_looked_for_on_the_hub(hub: FakeHub) -> None:
+    with pytest.raises(ModelNotFoundError, match="no model named"):
+        pull.resolve("bigg")
+    assert hub.requests == []
+
+
+def test_names_from_the_hub_cannot_leave_the_models_folder(hub: FakeHub) -> None:
+    hub.repos["me/M-GGUF"] = Repo({"../../../evil-Q4_K_M.gguf": CONTENT})
+    found = pull.resolve("hf:me/M-GGUF")
+    assert found.paths == [Path(os.environ["PAGEDRUN_MODELS"]) / "me" / "M-GGUF" / "evil-Q4_K_M.gguf"]

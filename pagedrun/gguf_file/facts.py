@@ -200,7 +200,7 @@ class ModelFacts:
 def read_facts(path: Path) -> ModelFacts:
     """The facts of the GGUF at `path`; of a split model all parts together, from the path of the first.
 
-    Reads no weights: 50 ms with the largest vocabulary. Raises ModelFileError.
+    Reads no weights: 50 to 100 ms with the largest vocabulary (777,000 texts). Raises ModelFileError.
     """
     parts = split_parts(path)
     headers = [read_header(part) for part in parts]

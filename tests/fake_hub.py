@@ -74,7 +74,7 @@ class FakeHub:
         self._signature = 0
         self._servers = [_Server(("127.0.0.1", 0), _handler(self, cdn)) for cdn in (False, True)]
         for server in self._servers:
-            threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+            threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
     @property
     def url(self) -> str:

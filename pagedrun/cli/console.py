@@ -113,6 +113,19 @@ def erase_line() -> None:
     _write("\r\x1b[K", end="")
 
 
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """A line on a terminal for as long as the block takes."""
+    if not is_terminal(sys.stderr):
+        yield
+        return
+    status_line(f"{text}…")
+    try:
+        yield
+    finally:
+        erase_line()
+
+
 def abandon_stdout() -> None:
     """Send what stdout still holds nowhere: Python would try to write it once more on the way out, and complain."""
     with suppress(AttributeError, OSError, ValueError):

@@ -22,6 +22,14 @@ _COMMIT = re.compile(r"(?<=@[0-9a-f]{12})[0-9a-f]{28}$")
 _MEASURABLE = 1 << 20
 
 
+def resolve(name: str, *, projector: bool = False) -> Pullable:
+    """What `name` stands for, with a line on a terminal while the hub is asked. Raises what `pull.resolve` does."""
+    from pagedrun.hub import pull
+
+    with console.waiting(f"looking for {name}"):
+        return pull.resolve(name, projector=projector)
+
+
 def show(pullable: Pullable) -> None:
     """What would be fetched: how big, under which licence, whether it fits, where from and where to."""
     verdict = fit(pullable)

@@ -24,9 +24,7 @@ def find_or_pull(name: str | None, *, pull: bool) -> hub.LocatedModel:
             how = e.hint if "pagedrun " in e.hint else f"{e.hint}; get it with: pagedrun pull {name}"
             raise ModelNotFoundError(e.message, hint=f"{how} (or add --pull)") from e
         absent = e
-    from pagedrun.hub.pull import resolve
-
-    pullable = resolve(name)
+    pullable = fetching.resolve(name)
     fetching.show(pullable)
     if not pull and not console.confirm("Download?", default=True):
         raise absent

@@ -32,11 +32,9 @@ def pull(
 
     HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE and the variables for proxies are respected.
     """
-    from pagedrun.hub.pull import resolve
-
     results = []
     for each in name:
-        pullable = resolve(each, projector=projector)
+        pullable = fetching.resolve(each, projector=projector)
         paths = _pull(pullable)
         if json:
             results.append(_as_json(pullable, paths))

@@ -55,7 +55,8 @@ def _of_hub(words: list[str], limit: int) -> list[Found]:
     from pagedrun.hub import remote
 
     try:
-        return remote.search(words, limit)
+        with console.waiting("asking the hub"):
+            return remote.search(words, limit)
     except DownloadError as e:
         console.note(f"only the registry was searched: {console.printable(e.message)}")
         return []

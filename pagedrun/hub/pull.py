@@ -36,7 +36,7 @@ def present(pullable: Pullable, on_progress: Callable[[int, int], None] | None =
     found = [_own(pullable, i, watch) for i in range(len(pullable.files))]
     if all(found):
         return [path for path in found if path]
-    return _of_others(pullable)
+    return None if pullable.url else _of_others(pullable)
 
 
 def fetch(

@@ -54,7 +54,8 @@ class Command(TyperCommand):
             if record := parameter.get_help_record(ctx):
                 plain = "Arguments" if parameter.param_type_name == "argument" else "Options"
                 panel = getattr(parameter, "rich_help_panel", None) or plain
-                groups.setdefault(panel, []).append(record)
+                name, text = record
+                groups.setdefault(panel, []).append((name.partition(" <")[0], text))  # "MODEL <str>" says no more
         for title, records in groups.items():
             if records:
                 with formatter.section(title):

@@ -44,7 +44,8 @@ def test_a_repository_has_files_with_sizes_and_checksums_at_a_commit(hub: FakeHu
         (401, {"X-Error-Code": "RepoNotFound"}, "no repository me/M-GGUF, or it is private", "pagedrun search M-GGUF"),
         (404, {}, "no repository me/M-GGUF", "HF_TOKEN"),
         (401, {"X-Error-Code": "GatedRepo"}, "me/M-GGUF is gated", "then set HF_TOKEN"),
-        (404, {"X-Error-Code": "RevisionNotFound"}, "no revision", "@REVISION"),
+        (404, {"X-Error-Code": "RevisionNotFound"}, "no revision main", "@REVISION"),
+        (404, {"X-Error-Code": "EntryNotFound"}, "no repository me/M-GGUF", "pagedrun search"),
         (403, {"X-Error-Message": "Access to this resource is disabled."}, "resource is disabled", "HF_TOKEN"),
         (429, {"Retry-After": "100"}, "asked too often", "in 1 min 40 s"),
         (429, {}, "asked too often", "in a few minutes"),
@@ -121,6 +122,13 @@ def test_proxies_are_used(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, variabl
     monkeypatch.setenv(variable, value)
     assert says in refusal().message
     assert hub.requests == []
+
+
+def test_an_answer_that_is_not_compressed_as_it_says(hub: FakeHub) -> None:
+    hub.faults = [Fault("api", "gzip", None)]
+    assert "the answer is damaged" in refusal().message
+    hub.faults = [Fault("api", "gzip")]
+    assert pull.resolve("hf:me/M-GGUF").size == 5000
 
 
 def test_a_search_has_the_most_fetched_first(hub: FakeHub) -> None:

@@ -161,6 +161,8 @@ def reason(error: Exception) -> str:
         return "no answer"
     if isinstance(error, httpx.TimeoutException):
         return "nothing came any more"
+    if isinstance(error, httpx.DecodingError):
+        return "the answer is damaged"
     if isinstance(error, httpx.RemoteProtocolError):
         return "the connection ended early"
     told = next((e.strerror for e in causes if isinstance(e, OSError) and e.strerror), None)

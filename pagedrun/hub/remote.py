@@ -145,8 +145,8 @@ def _refused_by_code(code: str, repo: str, what: str | None, has_token: bool) ->
         hint = f"{page} with the account of the token" if has_token else f"{page}, then set HF_TOKEN"
         return DownloadError(f"{repo} is gated: its licence has to be accepted first", hint=hint)
     if code == "RevisionNotFound":
-        return DownloadError(f"{repo} has no revision {what}", hint="leave @REVISION out to get the newest")
-    if code == "EntryNotFound":
+        return DownloadError(f"{repo} has no revision {what or 'main'}", hint="leave @REVISION out to get the newest")
+    if code == "EntryNotFound" and what:
         return DownloadError(f"{repo} has no file {what}", hint=f"without a file's name: pagedrun pull hf:{repo}")
     return None
 

@@ -16,6 +16,7 @@ from pagedrun.errors import DownloadError, ModelError, ModelNotFoundError
 from pagedrun.memory import FreeMemory
 from tests.fake_hub import FakeHub, Fault, Repo, model
 from tests.hub_fakes import CONTENT
+from tests.repl_terminal import ENTER, Terminal
 
 SMALL, LARGE = model(5000), model(9000, seed=1)
 
@@ -222,3 +223,22 @@ def test_search_that_finds_nothing_is_an_error(hub: FakeHub, capsys: Any) -> Non
     assert main.run(["search", "absent", "model"]) == 1
     assert "nothing is called 'absent model'" in capsys.readouterr().err
     assert main.run(["search", "big", "--limit", "0"]) == 2
+
+
+# --- at a real terminal ---
+
+
+def test_a_newcomer_is_asked_and_gets_there(hub: FakeHub, tmp_path: Path) -> None:
+    names = ("PAGEDRUN_CONFIG", "PAGEDRUN_MODELS", "PAGEDRUN_STATE", "HF_ENDPOINT")
+    env = {name: os.environ[name] for name in names} | {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    terminal = Terminal("-m", "pagedrun", "path", "hf:me/M-GGUF", env=env, cols=200)
+    try:
+        terminal.wait_for(r"M-GGUF Q4_K_S · 4.9 KiB · apache-2.0 · fits")
+        terminal.wait_for(r"Download\? \[Y/n\]")
+        terminal.send(ENTER)
+        terminal.wait_for("^fetched M-GGUF Q4_K_S in ")
+        terminal.wait_for(r"M-GGUF/M-Q4_K_S\.gguf$")
+        assert terminal.wait_for_exit() == 0
+    finally:
+        terminal.close()
+    assert (models() / "me" / "M-GGUF" / "M-Q4_K_S.gguf").read_bytes() == SMALL

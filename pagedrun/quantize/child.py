@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -21,20 +21,49 @@ OnTensor = Callable[[int, int, str], None]
 
 # What llama.cpp says -> what we say. The first that matches is used.
 _FAILURES: tuple[tuple[str, type[PagedrunError], str, str], ...] = (
-    (r"unknown model architecture: '([^']*)'", ModelFileError, "its architecture {0!r} is not known to this llama.cpp",
-     "newer models need a newer pagedrun"),
-    (r"not within the file bounds|failed to read|end of file|invalid magic|tensor .* has invalid|corrupted",
-     ModelFileError, "it is truncated or damaged", "fetch it again, and compare its size and sha256"),
-    (r"validation failed", ModelFileError, "it holds weights that are not finite numbers",
-     "it is damaged, or the conversion was: fetch or convert it again"),
-    (r"imatrix size (\d+) is different from tensor size (\d+) for (\S+)", UsageError,
-     "the importance matrix belongs to another model: {0} values for {2}, which needs {1}",
-     "make one for this model with --calibrate TEXT"),
-    (r"Missing importance matrix for tensor (\S+)", UsageError, "the importance matrix has nothing for {0}",
-     "calibrate with more text, or choose a type with more bits"),
-    (r"regular expression|[Rr]egex|in (?:square )?bracket|parenthes|quantifier", UsageError,
-     "--tensor-type has a pattern that is no regular expression", "for example --tensor-type 'ffn_down=q6_k'"),
-)  # fmt: skip
+    (
+        r"unknown model architecture: '([^']*)'",
+        ModelFileError,
+        "its architecture {0!r} is not known to this llama.cpp",
+        "newer models need a newer pagedrun",
+    ),
+    (
+        r"not within the file bounds|failed to read|end of file|invalid magic|tensor .* has invalid|corrupted",
+        ModelFileError,
+        "it is truncated or damaged",
+        "fetch it again, and compare its size and sha256",
+    ),
+    (
+        r"validation failed",
+        ModelFileError,
+        "it holds weights that are not finite numbers",
+        "it is damaged, or the conversion was: fetch or convert it again",
+    ),
+    (
+        r"imatrix size (\d+) is different from tensor size (\d+) for (\S+)",
+        UsageError,
+        "the importance matrix belongs to another model: {0} values for {2}, which needs {1}",
+        "make one for this model with --calibrate TEXT",
+    ),
+    (
+        r"Missing importance matrix for tensor (\S+)",
+        UsageError,
+        "the importance matrix has nothing for {0}",
+        "calibrate with more text, or choose a type with more bits",
+    ),
+    (
+        r"no tensor type fallback is defined for type (\w+)",
+        UsageError,
+        "its rows are of a length that {0} cannot hold",
+        "choose another --type",
+    ),
+    (
+        r"regular expression|[Rr]egex|in (?:square )?bracket|parenthes|quantifier",
+        UsageError,
+        "--tensor-type has a pattern that is no regular expression",
+        "for example --tensor-type 'ffn_down=q6_k'",
+    ),
+)
 
 
 def dry_run(task: Task) -> Plan:
@@ -62,8 +91,9 @@ def run(task: Task, on_tensor: OnTensor) -> None:
 def _events(task: Task) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryFile("w+") as said, _child(said) as child:
         assert child.stdin is not None and child.stdout is not None
-        child.stdin.write(json.dumps({"path": sys.path, "task": asdict(task)}))
-        child.stdin.close()
+        with suppress(BrokenPipeError):  # it died at once: what it said comes below
+            child.stdin.write(json.dumps({"path": sys.path, "task": asdict(task)}))
+            child.stdin.close()
         for line in child.stdout:
             event = json.loads(line)
             if "error" in event:

@@ -66,7 +66,7 @@ def convert(
     100). Raises ModelFileError, ModelError.
     """
     script = environment / "llama.cpp" / "convert_hf_to_gguf.py"
-    with tempfile.TemporaryDirectory(prefix="convert-", dir=environment.parent) as scratch:
+    with tempfile.TemporaryDirectory(prefix="pagedrun-") as scratch:
         # The folder's name becomes the model's, where nothing else says it.
         staged = Path(scratch) / source.name
         _stage(source, staged)

@@ -7,21 +7,30 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from pagedrun.cli import main
-from pagedrun.errors import DiskFullError, DownloadError, ModelError, ModelFileError, UsageError
+from pagedrun.cli import main, quantize_source
+from pagedrun.errors import (
+    DiskFullError,
+    DownloadError,
+    ModelError,
+    ModelFileError,
+    ModelNotFoundError,
+    UsageError,
+)
 from pagedrun.gguf_file import read_facts
 from pagedrun.hub.reference import HubReference
 from pagedrun.hub.remote import RemoteFile, Repository
 from pagedrun.quantize import convert, environment, folder, source
+from pagedrun.quantize.source import FolderSource, GgufSource
 from pagedrun.runtime import space
 from tests import hf_folder
+from tests.fake_hub import FakeHub, Repo, running
 from tests.hub_fakes import make_home
-from tests.quantize_fakes import make_folder, safetensors
+from tests.quantize_fakes import make_folder, make_gguf, safetensors
 from tests.runtime_fakes import Report
 
 INDEX = "model.safetensors.index.json"
@@ -230,3 +239,40 @@ def test_a_dry_run_needs_a_gguf(home: Path, capfd: pytest.CaptureFixture[str], m
     assert main.run(["quantize", "m", "--dry-run"]) == 2
     assert "has to be converted first" in capfd.readouterr().err
     assert isinstance(source.resolve("./m"), source.FolderSource)
+
+
+# --- from a hub --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def served(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A hub with a repository of safetensors, and one of GGUF files alone."""
+    whole = make_folder(home / "whole")
+    with running() as fake:
+        monkeypatch.setenv("HF_ENDPOINT", fake.url)
+        fake.repos["me/tiny"] = Repo({path.name: path.read_bytes() for path in whole.iterdir()} | {"own.py": b"no"})
+        fake.repos["me/files"] = Repo({"files-Q8_0.gguf": make_gguf(home / "g.gguf").read_bytes()})
+        yield fake
+
+
+def test_a_repository_is_fetched_when_that_is_allowed(
+    served: FakeHub, home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ModelNotFoundError, match="is not on this machine") as caught:
+        quantize_source.find("hf:me/tiny", pull=False)
+    assert "--pull" in caught.value.hint
+    found = quantize_source.find("hf:me/tiny", pull=True)
+    assert found == FolderSource(home / "models" / "me" / "tiny", "tiny")
+    assert folder.is_complete(found.folder)
+    assert not (found.folder / "own.py").exists()
+    assert "3 files" in capfd.readouterr().err
+    served.close()
+    assert quantize_source.find("hf:me/tiny", pull=False) == found
+
+
+def test_a_repository_of_gguf_files(served: FakeHub, home: Path) -> None:
+    found = quantize_source.find("hf:me/files", pull=True)
+    assert isinstance(found, GgufSource)
+    assert found.parts == (home / "models" / "me" / "files" / "files-Q8_0.gguf",)
+    with pytest.raises(DownloadError, match="has no repository me/none"):
+        quantize_source.find("hf:me/none", pull=True)

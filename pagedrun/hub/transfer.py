@@ -5,7 +5,8 @@
             │ wait, longer each time   429, 5xx: wait as long as asked
             └── connection lost, stalled, cut short, too long, of another size
 
-A transfer gives up only after several attempts in a row that brought nothing.
+A transfer gives up only after several attempts in a row that brought nothing. huggingface_hub says what is where; the
+bytes are not left to it, because what its own download has got so far is deleted when the process is killed or fails.
 """
 
 from __future__ import annotations
@@ -266,7 +267,8 @@ class _Transfer:
             raise _TryAgainError("the server sent more than it has")
         before = self._part.size
         self._part.append(block)
-        if before < len(_MAGIC) <= self._part.size and self._part.head(len(_MAGIC)) != _MAGIC:
+        is_model = self._download.name.lower().endswith(".gguf")  # a repository's other files are what they are
+        if is_model and before < len(_MAGIC) <= self._part.size and self._part.head(len(_MAGIC)) != _MAGIC:
             self._check_header()
         self._watch.progress(self._part.size, self._size or 0)
 

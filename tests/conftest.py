@@ -88,6 +88,8 @@ def silence(lab: Lab, capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
 @pytest.fixture
 def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """A hub for HF_ENDPOINT, with folders of our own, no token, and no waiting between attempts."""
+    from huggingface_hub import close_session
+
     from pagedrun.hub import http
     from tests import fake_hub, hub_fakes
 
@@ -98,7 +100,9 @@ def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHu
         monkeypatch.delenv(variable, raising=False)
         monkeypatch.delenv(variable.lower(), raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+    close_session()  # the library's client keeps the proxies that it was made with
     with fake_hub.running() as hub:
-        monkeypatch.setattr(http, "patience", http.Patience(connect_s=5, read_s=0.3, sleep=hub.waits.append))
+        short = http.Patience(connect_s=5, read_s=0.3, answer_s=0.3, sleep=hub.waits.append)
+        monkeypatch.setattr(http, "patience", short)
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         yield hub

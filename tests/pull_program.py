@@ -8,5 +8,6 @@ from pagedrun.cli import main
 from pagedrun.hub import http
 
 if __name__ == "__main__":
-    http.patience = http.Patience(connect_s=5, read_s=float(sys.argv[1]), sleep=lambda seconds: None)
+    read_s = float(sys.argv[1])
+    http.patience = http.Patience(connect_s=5, read_s=read_s, answer_s=read_s, sleep=lambda seconds: None)
     main.main(sys.argv[2:])

@@ -143,7 +143,7 @@ class Lab:
     def _pull(self, name: str) -> Ended:
         """In this process: most of the time of a short pull is the start of Python."""
         out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
-        patience = http.Patience(connect_s=5, read_s=READ_S, sleep=lambda seconds: None)
+        patience = http.Patience(connect_s=5, read_s=READ_S, answer_s=READ_S, sleep=lambda seconds: None)
         with (
             mock.patch.dict(os.environ, self.env),
             mock.patch.object(http, "patience", patience),

@@ -70,22 +70,26 @@ def test_a_token_changes_what_is_said(hub: FakeHub, monkeypatch: pytest.MonkeyPa
     assert "account of the token" in refusal().hint
     monkeypatch.setenv("HF_TOKEN", "hf_sec ret")
     assert refusal().message == "the Hugging Face token holds characters that no token has"
-    monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
-    assert remote.authorization() == {}
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
+    assert "authorization" not in remote.headers()
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
-    [(b"not json", "does not answer as a hub does"), (b"[]", "does not answer"), (b'{"siblings": [1]}', "does not")],
+    "content",
+    [
+        b"not json",
+        b"[]",
+        b'{"siblings": [1]}',
+        b'{"id": "me/M-GGUF", "siblings": []}',
+        b'{"id": "me/M-GGUF", "sha": "c", "siblings": [{"rfilename": 1}]}',
+        b'{"id": "me/M-GGUF", "sha": "c", "siblings": [{"rfilename": "m", "size": "1"}]}',
+    ],
 )
-def test_an_answer_that_makes_no_sense(
-    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, content: bytes, says: str
-) -> None:
+def test_an_answer_that_makes_no_sense(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     hub.files["api"] = content
     monkeypatch.setattr(remote, "endpoint", lambda: hub.file_url("api").removesuffix("/api"))
     hub.files["api/models/me/M-GGUF"] = content
-    with pytest.raises(DownloadError, match=says):
-        pull.resolve("hf:me/M-GGUF")
+    assert "does not answer as a hub does" in refusal().message
 
 
 @pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
@@ -124,6 +128,19 @@ def test_proxies_are_used(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, variabl
     assert hub.requests == []
 
 
+def test_certificates_that_are_none(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "company.pem"
+    file.write_text("no certificate")
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    assert refusal().message.startswith("the certificates cannot be used: ")
+
+
+def test_what_a_hub_says_aside_is_not_printed(hub: FakeHub, caplog: pytest.LogCaptureFixture) -> None:
+    hub.faults = [Fault("api", "status", status=404, headers={"X-HF-Warning": "a topic; \x1b[31mred"})]
+    refusal()
+    assert caplog.records == []
+
+
 def test_an_answer_that_is_not_compressed_as_it_says(hub: FakeHub) -> None:
     hub.faults = [Fault("api", "gzip", None)]
     assert "the answer is damaged" in refusal().message
@@ -136,6 +153,17 @@ def test_a_search_has_the_most_fetched_first(hub: FakeHub) -> None:
     assert [(f.name, f.downloads) for f in remote.search(["m", "gguf"], 10)] == [("you/M-2-GGUF", 7), ("me/M-GGUF", 0)]
     assert len(remote.search(["m"], 1)) == 1
     assert remote.search(["absent"], 10) == []
+
+
+def test_a_search_is_not_repeated_for_longer_than_any_other_request(hub: FakeHub) -> None:
+    hub.faults = [Fault("api", "status", None, status=429, headers={"Retry-After": "3600"})]
+    with pytest.raises(DownloadError, match="asked too often") as caught:
+        remote.search(["m"], 10)
+    assert "in 1 h" in caught.value.hint and len(hub.requests) == 1
+    hub.faults = [Fault("api", "stall", None)]
+    with pytest.raises(DownloadError, match="nothing came any more"):
+        remote.search(["m"], 10)
+    assert hub.waits == [1.0, 2.0]
 
 
 def test_retry_after_is_seconds_or_a_date() -> None:
@@ -183,6 +211,8 @@ def test_an_address_of_the_hub_is_its_repository(hub: FakeHub) -> None:
         ("./m.gguf", "path of a file"),
         ("ollama:llama3.1", "ollama pull llama3.1:latest"),
         ("hf:../..", "hf:"),
+        ("hf:me/../M", "hf:"),
+        ("hf:me/-M-", "is no repository"),
         ("https://example.invalid/page", "does not end in the name of a .gguf file"),
         ("https://example.invalid/m.gguf#sha256=12", "is not #sha256=HEX"),
     ],

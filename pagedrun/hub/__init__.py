@@ -8,8 +8,8 @@ known       which registry entry a file is
 library     everything that is here, under names that find it; last use, removal
 verify      whether it is still what was fetched
 record      what is remembered about a file in the models folder: its source, its checksum
-http        one client for everything that is asked and fetched
-remote      what a hub has: files, sizes, checksums; search
+http        a client, failures in plain words, and patience
+remote      what a hub has, by huggingface_hub: files, sizes, checksums; search
 choose      which files of a repository
 pullable    what can be fetched: from what the user typed to sources, files, folders
 part        a file that is coming; survives a kill

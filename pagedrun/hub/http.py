@@ -1,7 +1,7 @@
-"""HTTP as the hub needs it: one client, what its failures mean in plain words, and how long to wait after one.
+"""HTTP as the hub needs it: a client for files, what failures mean in plain words, and how long to wait after one.
 
-Metadata and files go through the same client: huggingface_hub has changed its HTTP library twice, gives some requests
-no timeout, and repeats others for half a minute without a word.
+The hub's metadata comes through huggingface_hub, which uses httpx or httpx2, depending on its version: their exceptions
+are told apart by the names of the classes, which are the same in both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from pagedrun import __version__
@@ -23,6 +23,8 @@ from pagedrun.errors import DownloadError
 
 if TYPE_CHECKING:
     import httpx
+
+T = TypeVar("T")
 
 #: Makes the error for an answer's status and headers.
 Refusal = Callable[[int, Mapping[str, str]], DownloadError]
@@ -33,13 +35,14 @@ TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 52
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait, in seconds: for a connection, for the next bytes, and between attempts.
+    """How long to wait, in seconds: for a connection, the next bytes, a hub's answer, and between attempts.
 
     attempts: how many may fail in a row without one more byte. longest_s: the longest wait that a server can ask for.
     """
 
     connect_s: float = 15.0
     read_s: float = 45.0
+    answer_s: float = 20.0
     attempts: int = 6
     first_s: float = 1.0
     longest_s: float = 60.0
@@ -65,60 +68,70 @@ def _trusted() -> ssl.SSLContext:
 
 
 @contextmanager
+def environment() -> Iterator[None]:
+    """Where a client is made, of whichever library. Raises DownloadError when the variables for it are wrong."""
+    try:
+        yield
+    except OSError as e:
+        raise DownloadError(f"the certificates cannot be used: {e}", hint="see SSL_CERT_FILE and SSL_CERT_DIR") from e
+    except Exception as e:
+        hint = "see the variables HTTPS_PROXY, HTTP_PROXY and ALL_PROXY"
+        raise DownloadError(f"the proxy settings cannot be used: {e}", hint=hint) from e
+
+
+@contextmanager
 def client() -> Iterator[httpx.Client]:
     """A client that follows redirects; proxies and certificates are those of the environment and the system.
 
-    It sends Authorization to no other host than the first. Raises DownloadError when the proxy settings are wrong.
+    It sends Authorization to no other host than the first. Raises DownloadError when those are wrong.
     """
     import httpx
 
     limits = httpx.Timeout(patience.read_s, connect=patience.connect_s)
     # A resumed file is the same bytes again: nothing may be compressed on the way.
     headers = {"User-Agent": f"pagedrun/{__version__}", "Accept-Encoding": "identity"}
-    try:
+    with environment():
         made = httpx.Client(follow_redirects=True, timeout=limits, verify=_trusted(), headers=headers)
-    except (ValueError, ImportError, httpx.InvalidURL) as e:
-        raise DownloadError(
-            f"the proxy settings cannot be used: {e}", hint="see the variables HTTPS_PROXY, HTTP_PROXY and ALL_PROXY"
-        ) from e
     with made:
         yield made
 
 
-def get(
-    url: str,
-    refusal: Refusal,
-    *,
-    params: Mapping[str, str] | None = None,
-    headers: Mapping[str, str] | None = None,
-    only_head: bool = False,
-) -> httpx.Response:
-    """A good answer, without its body where `only_head`; asks again where that may help.
+def headers_of(url: str, refusal: Refusal) -> Mapping[str, str]:
+    """What a server says about a file, without its body. Raises DownloadError, and what `refusal` makes.
 
-    Not HEAD for that: servers that sign their addresses refuse it. Raises DownloadError, and what `refusal` makes.
+    Not by HEAD: servers that sign their addresses refuse it.
     """
-    import httpx
 
+    def request() -> Mapping[str, str]:
+        with client() as asking, asking.stream("GET", url) as response:
+            response.raise_for_status()
+            return response.headers
+
+    return ask(request, url, refusal)
+
+
+def ask(request: Callable[[], T], url: str, refusal: Refusal) -> T:
+    """What `request` returns; made again where that may help. Raises DownloadError, and what `refusal` makes."""
     failures = 0
-    with client() as asking:
-        while True:
-            wait_s = None
-            try:
-                with asking.stream("GET", url, params=params, headers=headers) as response:
-                    if response.is_success:
-                        if not only_head:
-                            response.read()
-                        return response
+    while True:
+        wait_s = None
+        try:
+            return request()
+        except Exception as e:
+            response = getattr(e, "response", None)
+            if response is not None:
                 problem = refusal(response.status_code, response.headers)
                 wait_s = retry_after(response.headers)
                 hopeless = response.status_code not in TRANSIENT
-            except (httpx.HTTPError, httpx.InvalidURL) as e:
+            elif _is_a(e, "HTTPError", "InvalidURL"):
                 problem, hopeless = network_problem(e, url), is_final(e)
+            else:
+                raise
             failures += 1
             wait_s = patience.wait_s(failures) if wait_s is None else wait_s
             if hopeless or failures >= patience.attempts // 2 or wait_s > patience.longest_s:
-                raise problem
-            patience.sleep(wait_s)
+                raise problem from e
+        patience.sleep(wait_s)
 
 
 def host(url: str) -> str:
@@ -128,8 +141,6 @@ def host(url: str) -> str:
 
 def network_problem(error: Exception, url: str) -> DownloadError:
     """What an exception of the client means, as an error for people."""
-    import httpx
-
     name = host(url)
     causes = list(_causes(error))
     tls = next((e for e in causes if isinstance(e, ssl.SSLError)), None)
@@ -141,29 +152,27 @@ def network_problem(error: Exception, url: str) -> DownloadError:
     if tls is not None:
         why = (tls.reason or str(tls)).lower().replace("_", " ")
         return DownloadError(f"{name}: no secure connection: {why}", hint="is it right that the address is https?")
-    if isinstance(error, httpx.ProxyError):
+    if _is_a(error, "ProxyError"):
         return DownloadError(f"the proxy refused: {error}", hint="see the variables HTTPS_PROXY, HTTP_PROXY, ALL_PROXY")
-    if isinstance(error, httpx.TooManyRedirects):
+    if _is_a(error, "TooManyRedirects"):
         return DownloadError(f"{name} sends from address to address without end", hint="try again later")
-    if isinstance(error, (httpx.UnsupportedProtocol, httpx.InvalidURL)):
+    if _is_a(error, "UnsupportedProtocol", "InvalidURL"):
         return DownloadError(f"{name} is no address to fetch from: {error}", hint="it has to be http:// or https://")
     return DownloadError(f"{name}: {reason(error)}", hint="is there a network? Behind a proxy, set HTTPS_PROXY")
 
 
 def reason(error: Exception) -> str:
     """Why a connection failed, in a few words."""
-    import httpx
-
     causes = list(_causes(error))
     if any(isinstance(e, socket.gaierror) for e in causes):
         return "there is no server of that name, or no network"
-    if isinstance(error, httpx.ConnectTimeout):
+    if _is_a(error, "ConnectTimeout"):
         return "no answer"
-    if isinstance(error, httpx.TimeoutException):
+    if _is_a(error, "TimeoutException"):
         return "nothing came any more"
-    if isinstance(error, httpx.DecodingError):
+    if _is_a(error, "DecodingError"):
         return "the answer is damaged"
-    if isinstance(error, httpx.RemoteProtocolError):
+    if _is_a(error, "RemoteProtocolError"):
         return "the connection ended early"
     told = next((e.strerror for e in causes if isinstance(e, OSError) and e.strerror), None)
     return told.lower() if told else str(error) or type(error).__name__
@@ -171,10 +180,12 @@ def reason(error: Exception) -> str:
 
 def is_final(error: Exception) -> bool:
     """Whether asking again cannot help: a certificate that is not trusted, an address that makes no sense."""
-    import httpx
+    wrong = _is_a(error, "UnsupportedProtocol", "InvalidURL", "TooManyRedirects", "LocalProtocolError")
+    return wrong or any(isinstance(e, ssl.SSLCertVerificationError) for e in _causes(error))
 
-    wrong = (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.TooManyRedirects, httpx.LocalProtocolError)
-    return isinstance(error, wrong) or any(isinstance(e, ssl.SSLCertVerificationError) for e in _causes(error))
+
+def _is_a(error: BaseException, *names: str) -> bool:
+    return not {c.__name__ for c in type(error).__mro__}.isdisjoint(names)
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

@@ -93,9 +93,8 @@ def _download(pullable: Pullable, file: RemoteFile) -> transfer.Download:
         url, headers, refused = pullable.url, {}, refused_by(pullable.source)
     else:
         repo, _, commit = pullable.source[3:].partition("@")
-        remote.require_online()
         url = remote.file_url(repo, commit or "main", file.path)
-        headers, refused = remote.authorization(), refused_by_hub
+        headers, refused = remote.headers(), refused_by_hub
     return transfer.Download(
         name=PurePosixPath(file.path).name,
         url=url,

@@ -106,8 +106,6 @@ def _of_spec(spec: ModelSpec, projector: bool) -> Pullable:
 
 
 def _of_hub(reference: HubReference, projector: bool) -> Pullable:
-    if not set(reference.repo.split("/")).isdisjoint({".", ".."}):
-        raise UsageError(f"hf:{reference.repo} is no repository", hint="for example hf:unsloth/Qwen3.5-4B-GGUF")
     repository = remote.repository(reference.repo, reference.revision)
     chosen = choose.choose(repository, reference)
     files = (*chosen.files, choose.projector(repository)) if projector else chosen.files
@@ -141,7 +139,7 @@ def _of_url(reference: UrlReference) -> Pullable:
     if not name.lower().endswith(".gguf") or not name.isprintable():
         raise UsageError(f"{url} does not end in the name of a .gguf file", hint="give the address of the file itself")
     source = reference.source
-    head = http.get(url, refused_by(source), only_head=True).headers
+    head = http.headers_of(url, refused_by(source))
     length = head.get("content-length", "")
     file = RemoteFile(
         path=name,

@@ -1,20 +1,25 @@
 """What a hub has: the files of a repository with their sizes and checksums, and what a search finds.
 
-The hub is the Hugging Face one, or the one that HF_ENDPOINT names. The token is huggingface_hub's: HF_TOKEN, or the
-one that `hf auth login` stored. HF_HUB_OFFLINE=1 forbids every request.
+All of it is asked through huggingface_hub, whose token it is too: HF_TOKEN, or the one that `hf auth login` stored. The
+hub is the Hugging Face one, or the one that HF_ENDPOINT names. HF_HUB_OFFLINE=1 forbids every request.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING, TypeVar
 
-from pagedrun import units
-from pagedrun.errors import DownloadError
+from pagedrun import __version__, units
+from pagedrun.errors import DownloadError, UsageError
 from pagedrun.hub import http
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoSibling
+
+T = TypeVar("T")
 
 _TRUE = ("1", "ON", "YES", "TRUE")
 
@@ -56,68 +61,79 @@ def endpoint() -> str:
 
 
 def repository(repo: str, revision: str | None = None) -> Repository:
-    """The files of a model's repository. Raises DownloadError for every way of not getting them."""
-    at = f"/revision/{quote(revision, safe='')}" if revision else ""
-    answer = _asked(f"/api/models/{repo}{at}", {"blobs": "true"}, lambda s, h: refused(s, h, repo, revision))
-    try:
-        tags = [str(tag) for tag in answer.get("tags") or []]
+    """The files of a model's repository. Raises DownloadError for every way of not getting them; UsageError."""
+    _require_valid(repo)
+
+    def request() -> Repository:
+        from huggingface_hub import HfApi
+
+        api = HfApi(endpoint=endpoint(), token=False, headers=headers())
+        info = api.model_info(repo, revision=revision, files_metadata=True, timeout=http.patience.answer_s)
+        if not info.sha:
+            raise ValueError("no commit")
         return Repository(
             name=repo,
-            commit=str(answer["sha"]),
+            commit=info.sha,
             # A name that could drive a terminal, or that no file should have, is nobody's model.
-            files=tuple(_file(s) for s in answer.get("siblings") or [] if str(s["rfilename"]).isprintable()),
-            license=next((tag[8:] for tag in tags if tag.startswith("license:")), None),
+            files=tuple(_file(s) for s in info.siblings or [] if s.rfilename.isprintable()),
+            license=next((tag[8:] for tag in info.tags or [] if tag.startswith("license:")), None),
         )
-    except (KeyError, TypeError, AttributeError, ValueError) as e:
-        raise _nonsense() from e
+
+    return _asked(request, repo, revision)
 
 
 def search(words: list[str], limit: int) -> list[Found]:
-    """Repositories with GGUF files whose names have all the words, the most fetched first. Raises DownloadError."""
-    wanted = {"search": " ".join(words), "filter": "gguf", "sort": "downloads", "direction": "-1", "limit": str(limit)}
-    answer = _asked("/api/models", wanted, lambda s, h: refused(s, h, None))
-    try:
-        found = [Found(name=str(m["id"]), downloads=int(m.get("downloads") or 0)) for m in answer]
-    except (KeyError, TypeError, AttributeError, ValueError) as e:
-        raise _nonsense() from e
-    return sorted(found, key=lambda m: -m.downloads)[:limit]
+    """Repositories with GGUF files whose names have all the words, the most fetched first. Raises DownloadError.
+
+    By the library's session, not by its `list_models`: that has no timeout, and repeats a request for half a minute
+    (or for as long as a server asks) without a word.
+    """
+    wanted = {"search": " ".join(words), "filter": "gguf", "sort": "downloads", "limit": str(limit)}
+
+    def request() -> list[Found]:
+        from huggingface_hub import get_session
+
+        url, timeout = f"{endpoint()}/api/models", http.patience.answer_s
+        response = get_session().get(url, params=wanted, headers=headers(), timeout=timeout)
+        response.raise_for_status()
+        return [Found(name=str(m["id"]), downloads=int(m.get("downloads") or 0)) for m in response.json()]
+
+    return sorted(_asked(request, None), key=lambda m: -m.downloads)[:limit]
 
 
 def file_url(repo: str, revision: str, path: str) -> str:
-    """The address of one file; the hub answers with a redirect to where its bytes are."""
-    return f"{endpoint()}/{repo}/resolve/{quote(revision, safe='')}/{quote(path)}"
+    """The address of one file; the hub answers with a redirect to where its bytes are. Raises UsageError."""
+    from huggingface_hub import hf_hub_url
+
+    _require_valid(repo)
+    return hf_hub_url(repo, path, revision=revision, endpoint=endpoint())
 
 
-def require_online() -> None:
-    """Raise DownloadError where HF_HUB_OFFLINE forbids the network."""
+def headers() -> dict[str, str]:
+    """What every request to the hub carries: the program's name, and the token if there is one.
+
+    Raises DownloadError where HF_HUB_OFFLINE forbids requests, and for what is no token.
+    """
     for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         if os.environ.get(variable, "").upper() in _TRUE:
-            raise DownloadError(
-                f"the hub must not be asked: {variable} is set", hint=f"unset {variable} to use the network"
-            )
-
-
-def authorization() -> dict[str, str]:
-    """The header that says who is asking; empty without a token. Raises DownloadError for what is no token."""
+            hint = f"unset {variable} to use the network"
+            raise DownloadError(f"the hub must not be asked: {variable} is set", hint=hint)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    if os.environ.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").upper() in _TRUE:
-        return {}
-    from huggingface_hub import get_token
+    from huggingface_hub.utils import build_hf_headers
 
-    token = get_token()
-    if not token:
-        return {}
+    found: dict[str, str] = build_hf_headers(library_name="pagedrun", library_version=__version__)
+    token = found.get("authorization", "").removeprefix("Bearer ")
     if not token.isascii() or not token.isprintable() or " " in token:
         # Said here: the client would print it in its own error.
         raise DownloadError("the Hugging Face token holds characters that no token has", hint="see HF_TOKEN")
-    return {"Authorization": f"Bearer {token}"}
+    return found
 
 
-def refused(status: int, headers: Mapping[str, str], repo: str | None, what: str | None = None) -> DownloadError:
+def refused(status: int, answer: Mapping[str, str], repo: str | None, what: str | None = None) -> DownloadError:
     """What the hub's refusal means. `what`: the revision or file that was asked for."""
-    name, said = http.host(endpoint()), headers.get("x-error-message", "")
-    has_token = bool(authorization())
-    if repo and (by_code := _refused_by_code(headers.get("x-error-code", ""), repo, what, has_token)):
+    name, said = http.host(endpoint()), answer.get("x-error-message", "")
+    has_token = "authorization" in headers()
+    if repo and (by_code := _refused_by_code(answer.get("x-error-code", ""), repo, what, has_token)):
         return by_code
     if status == 401 and has_token and "invalid" in said.lower():
         message, hint = f"{name} does not accept the token", "make a new one and set HF_TOKEN, or use none"
@@ -128,7 +144,7 @@ def refused(status: int, headers: Mapping[str, str], repo: str | None, what: str
     elif status == 403:
         message, hint = f"{name} does not allow it{f': {said}' if said else ''}", "see HF_TOKEN"
     elif status == 429:
-        wait_s = http.retry_after(headers)
+        wait_s = http.retry_after(answer)
         message = f"{name} is asked too often from here"
         hint = f"try again {f'in {units.duration(wait_s)}' if wait_s else 'in a few minutes'}"
         hint += "" if has_token else "; with HF_TOKEN more is allowed"
@@ -151,28 +167,38 @@ def _refused_by_code(code: str, repo: str, what: str | None, has_token: bool) ->
     return None
 
 
-def _asked(path: str, wanted: dict[str, str], refusal: http.Refusal) -> Any:
-    """The JSON that the hub answers."""
-    require_online()
+def _asked(request: Callable[[], T], repo: str | None, revision: str | None = None) -> T:
+    """What a request by huggingface_hub returns; repeated here, where that may help, and nowhere else."""
+    headers()  # before any client is made
+    from huggingface_hub import get_session
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would print a hub's warnings as they come
+    with http.environment():
+        get_session()
     try:
-        return http.get(endpoint() + path, refusal, params=wanted, headers=authorization()).json()
-    except ValueError as e:
-        raise _nonsense() from e
+        return http.ask(request, endpoint(), lambda status, answer: refused(status, answer, repo, revision))
+    except (KeyError, TypeError, AttributeError, ValueError) as e:
+        name = http.host(endpoint())
+        raise DownloadError(f"{name} does not answer as a hub does", hint="is HF_ENDPOINT right?") from e
 
 
-def _file(sibling: Mapping[str, Any]) -> RemoteFile:
-    lfs = sibling.get("lfs") or {}
-    size = lfs.get("size", sibling.get("size"))
-    sha256 = str(lfs.get("sha256") or lfs.get("oid") or "").lower()
-    is_hash = len(sha256) == 64
-    blob = sibling.get("blobId")
+def _require_valid(repo: str) -> None:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as e:
+        raise UsageError(f"hf:{repo} is no repository", hint="for example hf:unsloth/Qwen3.5-4B-GGUF") from e
+
+
+def _file(sibling: RepoSibling) -> RemoteFile:
+    lfs = sibling.lfs
+    size = lfs.size if lfs else sibling.size
+    sha256 = lfs.sha256.lower() if lfs and len(lfs.sha256) == 64 else None
     return RemoteFile(
-        path=str(sibling["rfilename"]),
-        size=size if isinstance(size, int) and size > 0 else None,
-        sha256=sha256 if is_hash else None,
-        version=f'"{blob}"' if blob and not is_hash else None,  # its entity tag
+        path=sibling.rfilename,
+        size=size if size and size > 0 else None,
+        sha256=sha256,
+        version=f'"{sibling.blob_id}"' if sibling.blob_id and not sha256 else None,  # its entity tag
     )
-
-
-def _nonsense() -> DownloadError:
-    return DownloadError(f"{http.host(endpoint())} does not answer as a hub does", hint="is HF_ENDPOINT right?")

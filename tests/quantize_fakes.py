@@ -13,13 +13,13 @@ import numpy as np
 from pagedrun.native.quantizer import Plan
 
 
-def make_gguf(path: Path, *, weights: str = "F16") -> Path:
+def make_gguf(path: Path, *, weights: str = "F16", layer: int = 0) -> Path:
     """A GGUF of two tensors, which no llama.cpp could load."""
     writer = gguf.GGUFWriter(path, "llama")
     kind = gguf.GGMLQuantizationType[weights]
     data = gguf.quants.quantize(np.ones((2, 32), np.float32), kind)
-    writer.add_tensor("blk.0.attn_q.weight", data, raw_dtype=kind)
-    writer.add_tensor("blk.0.attn_norm.weight", np.ones(32, np.float32))
+    writer.add_tensor(f"blk.{layer}.attn_q.weight", data, raw_dtype=kind)
+    writer.add_tensor(f"blk.{layer}.attn_norm.weight", np.ones(32, np.float32))
     _write(writer)
     return path
 
@@ -28,6 +28,7 @@ def make_imatrix(
     path: Path, sums: Mapping[str, np.ndarray], counts: Mapping[str, np.ndarray], *, with_keys: bool = True
 ) -> Path:
     writer = gguf.GGUFWriter(path, "imatrix")
+    writer.add_type("imatrix")
     if with_keys:
         writer.add_array("imatrix.datasets", ["some.txt"])
         writer.add_uint32("imatrix.chunk_count", 7)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pagedrun import hub
 from pagedrun.cli import main
-from pagedrun.errors import DiskFullError, ModelError, ModelNotFoundError, UsageError
+from pagedrun.errors import DiskFullError, ModelError, ModelFileError, ModelNotFoundError, UsageError
 from pagedrun.quantize import child, job, source, types
 from pagedrun.quantize.source import FolderSource, GgufSource, RepositorySource
 from pagedrun.runtime import space
 from tests.hub_fakes import make_home, put
-from tests.quantize_fakes import make_folder, make_gguf, plan
+from tests.quantize_fakes import make_folder, make_gguf, make_imatrix, plan
 
 
 @pytest.fixture
@@ -81,12 +82,21 @@ def test_a_model_of_the_models_folder_stays_there(home: Path) -> None:
 
 def test_parts_are_one_source(home: Path) -> None:
     for number in (1, 2):
-        make_gguf(home / f"m-F16-0000{number}-of-00002.gguf")
+        make_gguf(home / f"m-F16-0000{number}-of-00002.gguf", layer=number)
     found = source.resolve("m-F16-00001-of-00002.gguf")
     assert isinstance(found, GgufSource)
     assert [part.name for part in found.parts] == ["m-F16-00001-of-00002.gguf", "m-F16-00002-of-00002.gguf"]
     assert found.name == "m"
     assert found.size == 2 * found.parts[0].stat().st_size
+
+
+def test_what_is_no_model(home: Path) -> None:
+    make_imatrix(home / "i.gguf", {"w": np.ones(2, np.float32)}, {"w": np.ones(1, np.float32)})
+    with pytest.raises(ModelFileError, match="it is an importance matrix"):
+        source.resolve("i.gguf")
+    (home / "text.gguf").write_text("hello")
+    with pytest.raises(ModelFileError, match="not a GGUF file"):
+        source.resolve("text.gguf")
 
 
 def test_output_paths(home: Path) -> None:

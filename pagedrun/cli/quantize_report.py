@@ -103,10 +103,10 @@ def show_done(done: Done) -> None:
     """Size, bits per weight and time, before and after."""
     facts = read_facts(done.source.parts[0])
     now = read_facts(done.target)
-    saved = 1 - now.file_size / max(facts.file_size, 1)
+    share = now.file_size / max(facts.file_size, 1)
     rows = (
         ("", "before", "after"),
-        ("file", size(facts.file_size), f"{size(now.file_size)} ({saved:.0%} smaller)"),
+        ("file", size(facts.file_size), f"{size(now.file_size)} ({share:.0%})"),
         ("bits per weight", f"{facts.bits_per_weight:.2f}", f"{now.bits_per_weight:.2f}"),
     )
     for label, before, after in rows:

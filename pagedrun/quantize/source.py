@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagedrun import hub
-from pagedrun.errors import ModelNotFoundError, UsageError
-from pagedrun.gguf_file import check_file
+from pagedrun.errors import ModelFileError, ModelNotFoundError, UsageError
+from pagedrun.gguf_file import check_file, read_facts
 from pagedrun.hub import quants
 from pagedrun.hub.reference import HubReference, parse
 from pagedrun.paths import models_dir
 from pagedrun.quantize import folder
 
+_NO_MODELS = {"imatrix": "an importance matrix", "vocabulary": "a vocabulary without weights"}
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 
 
@@ -92,8 +93,12 @@ def _repository(text: str, reference: HubReference) -> Source:
 
 
 def gguf_source(path: Path, *, beside: Path | None = None) -> GgufSource:
-    """The model whose first file is `path`. Raises ModelFileError."""
-    return GgufSource(tuple(check_file(path)), _base_name(path), beside)
+    """The model whose first file is `path`. Raises ModelFileError, also for a GGUF that is no model."""
+    check_file(path)
+    facts = read_facts(path)
+    if facts.kind in _NO_MODELS:
+        raise ModelFileError(f"{path.name} cannot be quantised: it is {_NO_MODELS[facts.kind]}")
+    return GgufSource(facts.parts, _base_name(path), beside)
 
 
 def folder_source(path: Path, *, beside: Path | None = None) -> FolderSource:

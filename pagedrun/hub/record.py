@@ -1,7 +1,7 @@
 """What is remembered about a file in the models folder: where it came from, and that its checksum was right.
 
 FOLDER/NAME           the model file
-FOLDER/.NAME.json     its record
+FOLDER/.NAME.json     its record; for a name that leaves no room for that, FOLDER/.SHA256-OF-NAME.json
 
 A record speaks of the file as it was when it was checked. A file that has another size or time of change since then
 is another file, and has no record.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -18,13 +19,17 @@ from pathlib import Path
 
 _BLOCK = 1 << 20
 
+# Of a file's name, on every system that matters; in bytes.
+_LONGEST_NAME = 255
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """source: "hf:OWNER/REPO@COMMIT", "pypi:PACKAGE==VERSION" or an address; file: the path inside it.
 
     sha256: of the content, computed here; verified: whether the source had said it beforehand.
-    fetched: local time, ISO 8601. mtime_ns: the file's time of change when it was checked.
+    fetched: local time, ISO 8601. mtime_ns: the file's time of change when it was checked. revision: the branch, tag
+    or commit that was typed for it; "" for none.
     """
 
     source: str
@@ -34,11 +39,26 @@ class Record:
     verified: bool
     fetched: str
     mtime_ns: int
+    revision: str = ""
+
+    @property
+    def origin(self) -> str:
+        """The source without the commit or version: the same for all that follow one another."""
+        return origin(self.source)
+
+
+def origin(source: str) -> str:
+    """A source without the commit or version; an address as it is."""
+    mark = {"hf": "@", "pypi": "=="}.get(source.partition(":")[0])
+    return source.partition(mark)[0] if mark else source
 
 
 def record_path(path: Path) -> Path:
     """Where the record of the file at `path` lies."""
-    return path.with_name(f".{path.name}.json")
+    name = f".{path.name}.json"
+    if len(os.fsencode(name)) > _LONGEST_NAME:
+        name = f".{hashlib.sha256(os.fsencode(path.name)).hexdigest()}.json"
+    return path.with_name(name)
 
 
 def read(path: Path) -> Record | None:
@@ -55,7 +75,8 @@ def last(path: Path) -> Record | None:
     """What was recorded about `path` last, whether or not the file has been changed since."""
     try:
         values = json.loads(record_path(path).read_text(encoding="utf-8"))
-        return Record(**{f.name: values[f.name] for f in fields(Record)})
+        # The first versions wrote no revision; of what later ones add, nothing is known here.
+        return Record(**{f.name: values[f.name] for f in fields(Record) if f.name in values})
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -24,6 +24,8 @@ except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
 FILE_NAME = "models.toml"
+# What is known about one file, and not about another.
+_OF_THE_FILE = ("title", "size", "sha256", "license", "context", "kv")
 TASKS = ("generate", "embed")
 
 _SOURCE = re.compile(r"pypi:[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+|hf:[\w.-]+/[\w.-]+(@[0-9a-f]{40})?")
@@ -63,6 +65,7 @@ class ModelSpec:
     chat_template: replaces the one in the file; None keeps it.
     think: what to ask of the chat template when the user does not say; None leaves it to the template.
     sampling: recommended settings by mode: "" for any, "thinking", "plain".
+    own: the user's file, where that says something about it.
     """
 
     name: str
@@ -79,6 +82,7 @@ class ModelSpec:
     chat_template: str | None = None
     think: bool | None = None
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    own: Path | None = None
 
     @property
     def file_name(self) -> str:
@@ -130,11 +134,13 @@ def load_catalog() -> Catalog:
     users = config_dir() / FILE_NAME
     if users.exists():
         own = _read(users)
+        _check_overrides(users, own["models"], document["models"])
         document["default"] = own.get("default", document.get("default"))
         for name, entry in own["models"].items():
             document["models"][name] = _overridden(document["models"].get(name, {}), entry)
             origins[name] = users
     models = {name: _spec(origins[name], name, entry) for name, entry in document["models"].items()}
+    models = {name: replace(spec, own=users) if origins[name] == users else spec for name, spec in models.items()}
     catalog = Catalog(models, str(document.get("default", "")))
     _check_names(catalog, origins)
     if catalog.default not in models:
@@ -163,16 +169,25 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _overridden(shipped: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    kept = dict(shipped)
-    if own.keys() & {"source", "file"}:
-        kept.pop("size", None)
-        kept.pop("sha256", None)
-    return {**kept, **own}
+    """The user's keys on top of the shipped ones; for another file, what was known of the shipped one goes."""
+    is_other = bool(own.keys() & {"source", "file"})
+    return {**{k: v for k, v in shipped.items() if not (is_other and k in _OF_THE_FILE)}, **own}
+
+
+def _check_overrides(path: Path, own: Mapping[str, Any], shipped: Mapping[str, Any]) -> None:
+    """An entry under a shipped alias is neither a model of its own, nor found by the name that it overrides."""
+    names = {alias: name for name, entry in shipped.items() for alias in entry.get("aliases", ())}
+    for alias in own.keys() & names.keys():
+        name = names[alias]
+        raise UsageError(
+            f"{path}: models.{alias}: {alias} is another name for {name}",
+            hint=f'write [models."{name}"] to override it',
+        )
 
 
 def _spec(path: Path, name: str, entry: Mapping[str, Any]) -> ModelSpec:
     where = f"{path}: models.{name}"
-    known = {f.name for f in fields(ModelSpec)} - {"name"}
+    known = {f.name for f in fields(ModelSpec)} - {"name", "own"}
     for key, value in entry.items():
         if key not in known:
             raise UsageError(f"{where}.{key}: unknown key", hint=f"known: {', '.join(sorted(known))}")
@@ -195,7 +210,7 @@ def _problem(key: str, value: Any) -> str | None:
     is_count = _is_count(value)
     checks = {
         "source": (is_text and bool(_SOURCE.fullmatch(value)), "pypi:PACKAGE==VERSION or hf:OWNER/REPO[@REVISION]"),
-        "file": (is_text and value.endswith(".gguf") and ".." not in value.split("/"), "the path of a .gguf file"),
+        "file": (is_text and _is_model_path(value), "the path of a .gguf file, without hidden folders"),
         "title": (is_text, "a text"),
         "license": (is_text, "a text"),
         "size": (is_count, "a number of bytes"),
@@ -210,6 +225,11 @@ def _problem(key: str, value: Any) -> str | None:
     }
     good, wanted = checks[key]
     return None if good else f"must be {wanted}"
+
+
+def _is_model_path(value: str) -> bool:
+    parts = value.split("/")
+    return value.isprintable() and value.endswith(".gguf") and not any(p == "" or p.startswith(".") for p in parts)
 
 
 def _is_count(value: Any) -> bool:

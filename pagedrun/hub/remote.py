@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pagedrun import __version__, units
 from pagedrun.errors import DownloadError, UsageError
-from pagedrun.hub import http
+from pagedrun.hub import http, reference
+from pagedrun.hub.http import Say
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
@@ -39,12 +40,13 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repository:
-    """A repository at one commit."""
+    """A repository at one commit. unusable: paths in it that nothing is fetched from, because of their names."""
 
     name: str
     commit: str
     files: tuple[RemoteFile, ...]
     license: str | None
+    unusable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +58,16 @@ class Found:
 
 
 def endpoint() -> str:
-    """The hub's address."""
-    return os.environ.get("HF_ENDPOINT", "").strip().rstrip("/") or "https://huggingface.co"
+    """The hub's address. Raises DownloadError for an HF_ENDPOINT that is none."""
+    value = os.environ.get("HF_ENDPOINT", "").strip() or "https://huggingface.co"
+    parts = reference.split(value)
+    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+        hint = "for example https://huggingface.co, which it is without that variable"
+        raise DownloadError(f"HF_ENDPOINT is not the address of a hub: {value}", hint=hint)
+    return value.rstrip("/")
 
 
-def repository(repo: str, revision: str | None = None) -> Repository:
+def repository(repo: str, revision: str | None = None, say: Say = http.silent) -> Repository:
     """The files of a model's repository. Raises DownloadError for every way of not getting them; UsageError."""
     _require_valid(repo)
 
@@ -71,18 +78,19 @@ def repository(repo: str, revision: str | None = None) -> Repository:
         info = api.model_info(repo, revision=revision, files_metadata=True, timeout=http.patience.answer_s)
         if not info.sha:
             raise ValueError("no commit")
+        siblings = info.siblings or []
         return Repository(
             name=repo,
             commit=info.sha,
-            # A name that could drive a terminal, or that no file should have, is nobody's model.
-            files=tuple(_file(s) for s in info.siblings or [] if s.rfilename.isprintable()),
+            files=tuple(_file(s) for s in siblings if _is_usable(s.rfilename)),
             license=next((tag[8:] for tag in info.tags or [] if tag.startswith("license:")), None),
+            unusable=tuple(s.rfilename for s in siblings if not _is_usable(s.rfilename)),
         )
 
-    return _asked(request, repo, revision)
+    return _asked(request, repo, revision, say)
 
 
-def search(words: list[str], limit: int) -> list[Found]:
+def search(words: list[str], limit: int, say: Say = http.silent) -> list[Found]:
     """Repositories with GGUF files whose names have all the words, the most fetched first. Raises DownloadError.
 
     By the library's session, not by its `list_models`: that has no timeout, and repeats a request for half a minute
@@ -98,7 +106,7 @@ def search(words: list[str], limit: int) -> list[Found]:
         response.raise_for_status()
         return [Found(name=str(m["id"]), downloads=int(m.get("downloads") or 0)) for m in response.json()]
 
-    return sorted(_asked(request, None), key=lambda m: -m.downloads)[:limit]
+    return sorted(_asked(request, None, None, say), key=lambda m: -m.downloads)[:limit]
 
 
 def file_url(repo: str, revision: str, path: str) -> str:
@@ -109,15 +117,20 @@ def file_url(repo: str, revision: str, path: str) -> str:
     return hf_hub_url(repo, path, revision=revision, endpoint=endpoint())
 
 
+def forbidden_by() -> str | None:
+    """The variable that forbids to ask the hub; None where it may be asked."""
+    variables = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    return next((name for name in variables if os.environ.get(name, "").upper() in _TRUE), None)
+
+
 def headers() -> dict[str, str]:
     """What every request to the hub carries: the program's name, and the token if there is one.
 
     Raises DownloadError where HF_HUB_OFFLINE forbids requests, and for what is no token.
     """
-    for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        if os.environ.get(variable, "").upper() in _TRUE:
-            hint = f"unset {variable} to use the network"
-            raise DownloadError(f"the hub must not be asked: {variable} is set", hint=hint)
+    if variable := forbidden_by():
+        hint = f"unset {variable} to use the network"
+        raise DownloadError(f"the hub must not be asked: {variable} is set", hint=hint)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from huggingface_hub.utils import build_hf_headers
 
@@ -167,18 +180,19 @@ def _refused_by_code(code: str, repo: str, what: str | None, has_token: bool) ->
     return None
 
 
-def _asked(request: Callable[[], T], repo: str | None, revision: str | None = None) -> T:
+def _asked(request: Callable[[], T], repo: str | None, revision: str | None, say: Say) -> T:
     """What a request by huggingface_hub returns; repeated here, where that may help, and nowhere else."""
     headers()  # before any client is made
+    address = endpoint()
     from huggingface_hub import get_session
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would print a hub's warnings as they come
     with http.environment():
         get_session()
     try:
-        return http.ask(request, endpoint(), lambda status, answer: refused(status, answer, repo, revision))
+        return http.ask(request, address, lambda status, answer: refused(status, answer, repo, revision), say)
     except (KeyError, TypeError, AttributeError, ValueError) as e:
-        name = http.host(endpoint())
+        name = http.host(address)
         raise DownloadError(f"{name} does not answer as a hub does", hint="is HF_ENDPOINT right?") from e
 
 
@@ -190,6 +204,11 @@ def _require_valid(repo: str) -> None:
         validate_repo_id(repo)
     except HFValidationError as e:
         raise UsageError(f"hf:{repo} is no repository", hint="for example hf:unsloth/Qwen3.5-4B-GGUF") from e
+
+
+def _is_usable(path: str) -> bool:
+    """Whether a file may have that path here: it drives no terminal, is not hidden, and stays inside its folder."""
+    return path.isprintable() and not any(part == "" or part.startswith(".") for part in path.split("/"))
 
 
 def _file(sibling: RepoSibling) -> RemoteFile:

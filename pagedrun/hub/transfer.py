@@ -51,7 +51,7 @@ class Download:
 
     size in bytes and sha256 where they are known beforehand. version: what the server calls this content (an entity
     tag or a date), for a file without a checksum. headers: for the first server only. refused: makes the error for an
-    answer that will not change.
+    answer that will not change. doubt: what may be wrong where another file comes than was promised.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Download:
     version: str | None
     headers: Mapping[str, str]
     refused: http.Refusal
+    doubt: str
 
     @property
     def identity(self) -> str:
@@ -69,12 +70,13 @@ class Download:
 
 
 class _TryAgainError(Exception):
-    """This attempt failed; another may not. `wait_s`: what the server asked for."""
+    """This attempt failed; another may not. `wait_s`: what the server asked for. `hint`: what it may be due to."""
 
-    def __init__(self, why: str, wait_s: float | None = None) -> None:
+    def __init__(self, why: str, wait_s: float | None = None, *, hint: str = "") -> None:
         super().__init__(why)
         self.why = why
         self.wait_s = wait_s
+        self.hint = hint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +150,7 @@ class _Transfer:
             if self._pieces < 2 or self._started_over:
                 raise DownloadError(
                     f"{self._download.name} is not the file that was promised: sha256 {found}, not {wanted}",
-                    hint="it was changed on the way, or the server has a fault; try again later",
+                    hint=self._download.doubt,
                 )
             self._watch.note(f"{self._download.name}: what came in pieces does not fit together; starting over")
             self._started_over, self._pieces = True, 0
@@ -174,7 +176,7 @@ class _Transfer:
             later = f"in {units.duration(wait_s)}" if wait_s > patience.longest_s else "later"
             raise DownloadError(
                 f"{self._download.name} could not be fetched from {server}: {problem.why}",
-                hint=f"try again {later}; {self._kept()}",
+                hint=problem.hint or f"try again {later}; {self._kept()}",
             ) from problem
         self._watch.status(f"{problem.why}; again in {units.duration(wait_s)}")
         patience.sleep(wait_s)
@@ -198,7 +200,7 @@ class _Transfer:
         except (httpx.HTTPError, httpx.InvalidURL) as e:
             if http.is_final(e):
                 raise http.network_problem(e, self._download.url) from e
-            raise _TryAgainError(http.reason(e)) from e
+            raise _TryAgainError(http.reason(e, self._download.url)) from e
         if self._part.size < (self._size or 1):
             raise _TryAgainError("the answer ended early")
 
@@ -229,7 +231,8 @@ class _Transfer:
             )
         total = self._total_of_range(response) if status == 206 else self._total_of_all(response)
         if None not in (total, self._size) and total != self._size:
-            raise _TryAgainError(f"the server has {total:,} bytes, and {self._size:,} are expected")
+            why = f"the server has {total:,} bytes, and {self._size:,} are expected"
+            raise _TryAgainError(why, hint=self._download.doubt)
         self._size = self._size or total
         self._watch.status("")
 
@@ -238,6 +241,8 @@ class _Transfer:
         if status == 416:
             self._part.restart()
             raise _TryAgainError("the server has less than is here")
+        if status == 407:
+            raise http.proxy_refused(self._download.url)
         if status in http.TRANSIENT:
             what = "too many requests" if status == 429 else f"the server has a problem ({status})"
             raise _TryAgainError(what, http.retry_after(headers))

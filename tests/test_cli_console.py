@@ -103,8 +103,62 @@ def test_what_holds_progress_up_is_said_in_its_place(open_terminal, monkeypatch:
         progress.note("a line\x1b[31m that [bold]stays")
         time.sleep(0.3)  # rich draws in a thread of its own
     shown = terminal.getvalue()
-    assert "m.gguf: connection lost; again in 2.0 s" in shown
+    assert "\nconnection lost; again in 2.0 s" in shown
     assert "a line[31m that [bold]stays" in shown
+
+
+def test_what_holds_progress_up_is_whole_on_a_narrow_terminal(open_terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = open_terminal()
+    monkeypatch.setattr(console, "_PROGRESS_DELAY_S", 0)
+    monkeypatch.setenv("COLUMNS", "40")
+    with console.ByteProgress("M-GGUF Q4_K_M") as progress:
+        progress(1 << 20, 4 << 20)
+        progress.status("the server has a problem (503); again in 16.0 s")
+        time.sleep(0.3)
+    shown = terminal.getvalue()
+    assert "the server has a problem (503); again \nin 16.0 s" in shown or (
+        "the server has a problem (503); again in\n16.0 s" in shown
+    )
+
+
+def test_in_a_pipe_what_holds_it_up_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    at = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: at[0])
+    with console.ByteProgress("m.gguf") as progress, console.waiting("looking for m") as say:
+        for seconds, text in (
+            (0, "lost; again in 1.0 s"),
+            (1, ""),
+            (1, "lost; again in 2.0 s"),
+            (6, "lost; again in 4 s"),
+        ):
+            at[0] = seconds
+            progress.status(text)
+            say(text)
+        at[0] = 60
+        progress.status("lost; again in 4 s")  # nothing new
+    assert stream.getvalue().splitlines() == [
+        "m.gguf: lost; again in 1.0 s",
+        "looking for m: lost; again in 1.0 s",
+        "m.gguf: lost; again in 4 s",
+        "looking for m: lost; again in 4 s",
+    ]
+
+
+def test_a_line_that_goes_away_is_never_wider_than_the_terminal(open_terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = open_terminal()
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("NO_COLOR", "1")
+    with console.waiting("looking for a long name") as say:
+        say("a reason that is long")
+        say("")
+    assert [line.removeprefix("\x1b[K") for line in terminal.getvalue().split("\r") if line] == [
+        "looking for a long…",
+        "a reason that is l…",
+        "looking for a long…",
+        "",
+    ]
 
 
 def test_a_wait_has_a_line_that_goes_away(open_terminal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,3 +194,15 @@ def test_a_question_takes_enter_for_its_default(
     assert terminal.getvalue().startswith(f"Download? [{'Y/n' if default else 'y/N'}] ")
     monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
     assert not console.can_ask()
+
+
+def test_a_question_that_is_interrupted_ends_its_line(open_terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(Terminal):
+        def readline(self, *_: object) -> str:
+            raise KeyboardInterrupt
+
+    terminal = open_terminal()
+    monkeypatch.setattr(sys, "stdin", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        console.confirm("Download?", default=True)
+    assert terminal.getvalue() == "Download? [Y/n] \n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import stat
 import subprocess
 import sys
@@ -124,6 +125,20 @@ def test_a_full_disk_behind_stdout(args: list[str], state: Path) -> None:
         )
     assert done.returncode == 1
     assert done.stderr == "error: cannot write the output: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [([], 2), (["--help"], 0), (["list"], 0), (["path", "./absent.gguf"], 1), (["absent"], 2), (["path", "hf:x"], 2)],
+)
+def test_a_stderr_that_nobody_reads_changes_no_exit_code(args: list[str], code: int, state: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    for stderr in (writer, os.open("/dev/full", os.O_WRONLY)):
+        command = [sys.executable, "-m", "pagedrun", *args]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=stderr, check=False)
+        os.close(stderr)
+        assert done.returncode == code
 
 
 def test_a_defect_is_one_line_and_a_traceback_in_the_log(raising, state: Path, capsys: Any) -> None:

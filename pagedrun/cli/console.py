@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
@@ -33,6 +34,9 @@ _PROGRESS_DELAY_S = 0.5
 
 # A speed says nothing when the last bytes came longer ago.
 _FRESH_S = 3.0
+
+# Where nobody watches, what holds something up is said once in a while.
+_SAID_EVERY_S = 5.0
 
 # A command in a hint.
 _COMMANDS = re.compile(r"\bpagedrun(?= (?:setup|doctor|chat|complete|pull|search|list|show|path|verify|rm|quantize)\b)")
@@ -96,7 +100,11 @@ def can_ask() -> bool:
 def confirm(question: str, *, default: bool) -> bool:
     """Ask on stderr; Enter is the default, the end of the input a no. Only where `can_ask`."""
     _write(f"{printable(question)} [{'Y/n' if default else 'y/N'}] ", end="")
-    line = sys.stdin.readline()
+    try:
+        line = sys.stdin.readline()
+    except KeyboardInterrupt:
+        _write("")
+        raise
     if not line:
         _write("")
         return False
@@ -105,7 +113,9 @@ def confirm(question: str, *, default: bool) -> bool:
 
 def status_line(text: str) -> None:
     """Write a dim line that `erase_line` takes away again. For a stderr that is a terminal."""
-    _write(f"\r\x1b[K{_styled(printable(text), _DIM)}", end="")
+    width = max(shutil.get_terminal_size().columns - 1, 1)  # a line that wraps would not go away
+    shown = printable(text)
+    _write(f"\r\x1b[K{_styled(shown if len(shown) <= width else f'{shown[: width - 1]}…', _DIM)}", end="")
 
 
 def erase_line() -> None:
@@ -114,24 +124,49 @@ def erase_line() -> None:
 
 
 @contextmanager
-def waiting(text: str) -> Iterator[None]:
-    """A line on a terminal for as long as the block takes."""
+def waiting(text: str) -> Iterator[Callable[[str], None]]:
+    """A line on a terminal for as long as the block takes. The block may say what holds it up, "" for nothing more."""
     if not is_terminal(sys.stderr):
-        yield
+        yield _Said(text)
         return
     status_line(f"{text}…")
     try:
-        yield
+        yield lambda why: status_line(why or f"{text}…")
     finally:
         erase_line()
 
 
+class _Said:
+    """What holds something up, as lines of a log: only now and then, and not twice in a row."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._text = ""
+        self._at = -_SAID_EVERY_S
+
+    def __call__(self, text: str) -> None:
+        now = time.monotonic()
+        if text and text != self._text and now - self._at >= _SAID_EVERY_S:
+            note(printable(f"{self._label}: {text}"))
+            self._text, self._at = text, now
+
+
 def abandon_stdout() -> None:
     """Send what stdout still holds nowhere: Python would try to write it once more on the way out, and complain."""
-    with suppress(AttributeError, OSError, ValueError):
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
+    _abandon(sys.stdout)
+
+
+def settle_stderr() -> None:
+    """Before the end: where stderr does not take what it still holds, Python would make its own exit code of that."""
+    try:
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):
+        _abandon(sys.stderr)
+
+
+def _abandon(stream: TextIO) -> None:
+    with suppress(AttributeError, OSError, ValueError), open(os.devnull, "w") as null:  # noqa: PTH123
+        os.dup2(null.fileno(), stream.fileno())
 
 
 @contextmanager
@@ -173,6 +208,7 @@ class ByteProgress:
         self._label = label
         self._delay_s = 0.0 if at_once else _PROGRESS_DELAY_S
         self._status = ""
+        self._said = _Said(label)
         self._done, self._total = 0, 0
         self._began = self._heard = time.monotonic()
         self._bar: Progress | None = None
@@ -190,12 +226,15 @@ class ByteProgress:
             self._bar.update(self._task, completed=done, total=total or None)
 
     def status(self, text: str) -> None:
-        """What is happening in place of plain progress, "" for that again; speed and time left begin anew."""
+        """What is happening in place of plain progress, "" for that again; speed and time left begin anew.
+
+        Without a terminal it is a line now and then.
+        """
         changed, self._status = text != self._status, text
-        if self._started() and changed and self._bar is not None and self._task is not None:
-            self._bar.reset(
-                self._task, completed=self._done, total=self._total or None, description=self._description()
-            )
+        if not is_terminal(sys.stderr):
+            self._said(text)
+        elif self._started() and changed and self._bar is not None and self._task is not None:
+            self._bar.reset(self._task, completed=self._done, total=self._total or None)
 
     def note(self, text: str) -> None:
         """A line that stays, above the bar."""
@@ -210,9 +249,6 @@ class ByteProgress:
         if self._bar is not None:
             self._bar.stop()
 
-    def _description(self) -> str:
-        return printable(f"{self._label}: {self._status}" if self._status else self._label)
-
     def _started(self) -> bool:
         """Whether there is a bar; draws it once it is due."""
         due = self._bar is None and time.monotonic() - self._began >= self._delay_s
@@ -221,7 +257,7 @@ class ByteProgress:
         return self._bar is not None
 
     def _start(self) -> None:
-        from rich.console import Console
+        from rich.console import Console, RenderableType
         from rich.progress import (
             BarColumn,
             DownloadColumn,
@@ -240,7 +276,15 @@ class ByteProgress:
                 is_fresh = time.monotonic() - self._heard < _FRESH_S
                 return Text(f"{units.size(task.speed)}/s" if task.speed and is_fresh else "")
 
-        self._bar = Progress(
+        class Bar(Progress):
+            """With a line below that says what holds it up; beside the bar a narrow terminal would cut it."""
+
+            def get_renderables(bar) -> Iterable[RenderableType]:  # noqa: N805
+                yield from super().get_renderables()
+                if self._status:
+                    yield Text(printable(self._status))
+
+        self._bar = Bar(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
             DownloadColumn(binary_units=True),
@@ -249,5 +293,5 @@ class ByteProgress:
             console=Console(stderr=True),
             transient=True,
         )
-        self._task = self._bar.add_task(self._description(), completed=self._done, total=self._total or None)
+        self._task = self._bar.add_task(printable(self._label), completed=self._done, total=self._total or None)
         self._bar.start()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import importlib
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -129,13 +130,16 @@ def _top(
 ) -> None:
     """Run large language models on this machine."""
     if ctx.invoked_subcommand is None:
-        typer.echo(ctx.get_help(), err=True)
+        with suppress(OSError):  # whoever reads stderr may have left
+            typer.echo(ctx.get_help(), err=True)
         raise typer.Exit(2)
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and leave the process with its exit code."""
-    sys.exit(run(args))
+    code = run(args)
+    console.settle_stderr()
+    sys.exit(code)
 
 
 def run(args: Sequence[str] | None = None) -> int:
@@ -189,7 +193,7 @@ def _unexpected(error: Exception) -> int:
 
     text = "".join(traceback.format_exception(error))
     if console.verbose:
-        sys.stderr.write(text)
+        console.note(text)
     line = str(error).strip().split("\n")[0]
     where = _log_traceback(text)
     console.show_problem(

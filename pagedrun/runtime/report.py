@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,7 +29,7 @@ class StderrReporter:
     """Draws a bar on a terminal; elsewhere says each label once, as a line."""
 
     def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._label = ""
         self._bar: Any = None
         self._task: Any = None
@@ -76,8 +77,9 @@ class StderrReporter:
     def _line(self, text: str) -> None:
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        else:
-            print(text, file=sys.stderr, flush=True)  # noqa: T201 - this class is the way to stderr
+        elif sys.stderr is not None:
+            with suppress(OSError):  # whoever reads it may have left, and the work goes on
+                print(text, file=sys.stderr, flush=True)  # noqa: T201 - this class is the way to stderr
 
 
 def _new_bar() -> Any:

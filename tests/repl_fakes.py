@@ -170,4 +170,5 @@ def fake_service(*, size: int = 4096, step_s: float = 0.0) -> Service:
 
 
 def located(*, origin: str = "named") -> Any:
-    return SimpleNamespace(path=Path("fake.gguf"), name="fake-1b", spec=None, origin=origin)
+    # Some file, for its size.
+    return SimpleNamespace(path=Path(__file__), name="fake-1b", spec=None, origin=origin)

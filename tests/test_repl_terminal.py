@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.repl_fakes import MARKDOWN
+from pagedrun.units import size
+from tests.repl_fakes import MARKDOWN, located
 from tests.repl_terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, TAB, UP, Terminal
 
 Start = Callable[..., Terminal]
@@ -38,7 +39,7 @@ def ready(terminal: Terminal) -> None:
 def test_a_question_is_answered_and_ctrl_d_leaves(start: Start) -> None:
     t = start("some-model")
     ready(t)
-    assert "Fake-1B · Q4_0 · 500 MiB · context 4,096 tokens · CPU" in t.text
+    assert f"Fake-1B · Q4_0 · {size(located().path.stat().st_size)} · context 4,096 tokens · CPU" in t.text
     assert "qwen3.6-35b" not in t.text
     t.send("hello there" + ENTER)
     t.wait_for("^you said hello there$")

@@ -105,11 +105,13 @@ def _settings(sampling: Any, chat_flags: dict[str, Any], service: Service, spec:
 
 def _greet(service: Service, located: LocatedModel) -> None:
     """What answers, and, for who has not chosen, what else could."""
+    from pagedrun.gguf_file import split_parts
+
     model = service.model
     name = located.spec.title if located.spec else ""  # files often carry the name of a training run
     facts = [
         name or f"{model.name} · {model.quantization}",
-        units.size(model.size_bytes),
+        units.size(sum(part.stat().st_size for part in split_parts(located.path))),  # as `list` and `pull` say it
         f"context {units.count(service.limits.max_seq_len, 'token')}",
         model.device,
     ]

@@ -49,3 +49,11 @@ def write(folder: Path, *parts: object, name: str = "m.gguf", **more: int) -> Pa
     path = folder / name
     path.write_bytes(gguf_bytes(*parts, **more))  # type: ignore[arg-type]
     return path
+
+
+#: A very small model.
+LLAMA = gguf_bytes(
+    [entry("general.architecture", STRING, text("llama")), u32("llama.context_length", 4096)],
+    [tensor("blk.0.attn_q.weight", [32, 8], kind=2)],
+    data=32 * 8 // 32 * 18 + 16,
+)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-CONTENT = b"GGUF" + bytes(range(256)) * 40
+from tests.gguf_bytes import gguf_bytes, tensor
+
+CONTENT = gguf_bytes([], [tensor("t", [2048])], data=10_244 - 64)
 SHA = hashlib.sha256(CONTENT).hexdigest()
 CATALOG = f"""
 default = "tiny"

@@ -1,7 +1,8 @@
-"""list, verify, rm and path: what they print, where, and how they end."""
+"""list, verify and path: what they print, where, and how they end."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -12,15 +13,9 @@ import pytest
 
 from pagedrun.cli import console, main, models_list
 from pagedrun.hub import library, record
-from tests.gguf_bytes import STRING, entry, gguf_bytes, tensor, text, u32
+from tests.gguf_bytes import LLAMA
 from tests.hub_fakes import CONTENT, make_home, put
-from tests.places_fakes import COMMIT, hf_cached, in_lmstudio, in_ollama
-
-LLAMA = gguf_bytes(
-    [entry("general.architecture", STRING, text("llama")), u32("llama.context_length", 4096)],
-    [tensor("blk.0.attn_q.weight", [32, 8], kind=2)],
-    data=32 * 8 // 32 * 18 + 16,
-)
+from tests.places_fakes import COMMIT, in_ollama
 
 
 @pytest.fixture(autouse=True)
@@ -45,14 +40,6 @@ def run(capsys: pytest.CaptureFixture[str]):
         return Ran(code, *capsys.readouterr())
 
     return run
-
-
-def asks(monkeypatch: pytest.MonkeyPatch, answer: bool) -> list[str]:
-    """Somebody at a terminal who answers so; returns what was asked."""
-    asked: list[str] = []
-    monkeypatch.setattr(console, "can_ask", lambda: True)
-    monkeypatch.setattr(console, "confirm", lambda question, default: asked.append(question) or answer)
-    return asked
 
 
 # --- list ---
@@ -93,6 +80,21 @@ def test_list_as_json_has_bytes_and_times(home: Path, run) -> None:
     assert ran.err == ""
 
 
+def test_list_says_what_is_unfinished_and_what_to_do(home: Path, run) -> None:
+    pull = home / "models" / ".pull"
+    put(pull / "me" / "big-GGUF" / "Big-Q4_K_M.gguf" / "part", b"half")
+    put(pull / "me" / "R" / "my file.gguf" / "part", b"half")
+    put(pull / "u.gguf" / "part", b"half")
+    put(home / "models" / "u.gguf", LLAMA)
+    assert run("list").err.splitlines()[1:] == [
+        "unfinished: big, 4 B of 10.0 KiB; go on: pagedrun pull big; drop: pagedrun rm big",
+        "unfinished: hf:me/R/my file.gguf, 4 B so far; go on: pagedrun pull 'hf:me/R/my file.gguf'; "
+        "drop: pagedrun rm 'hf:me/R/my file.gguf'",
+        "unfinished: u.gguf, 4 B so far; go on: the command that began it",
+    ]
+    assert run("list", "--json").err == ""
+
+
 def test_an_empty_list_says_how_to_get_a_model(run) -> None:
     ran = run("list")
     assert (ran.code, ran.out) == (0, "")
@@ -125,7 +127,7 @@ def test_verify_goes_through_all_models_and_ends_with_1_if_one_is_bad(home: Path
     ran = run("verify", "tiny", "llama.gguf", "TINY")
     assert ran.code == 1
     assert [line[:9] for line in ran.out.splitlines()] == ["bad  tiny", "ok   llam"]
-    assert "fetch it again with: pagedrun pull tiny" in ran.err
+    assert "tiny: fetch it again with: pagedrun pull tiny" in ran.err
     assert path.exists()
     assert [(one["name"], one["good"], one["hashed"]) for one in run("verify", "--json").json] == [
         ("llama.gguf", True, False),
@@ -151,72 +153,20 @@ def test_what_to_do_about_a_bad_file_depends_on_whose_it_is(home: Path, run) -> 
     blob.write_bytes(b"?" * len(LLAMA))
     ran = run("verify")
     assert ran.code == 1 and "ollama rm o:8b; ollama pull o:8b" in ran.err
-    assert "is not a GGUF file" in run("verify", str(put(home / "own.gguf", b"nonsense"))).out
+    ran = run("verify", str(put(home / "own.gguf", b"nonsense")))
+    assert "is not a GGUF file" in ran.out and "is it the right file?" in ran.err
 
 
-# --- rm ---
-
-
-def test_rm_asks_and_takes_no_for_an_answer(home: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = put(home / "models" / "Tiny.gguf")
-    asked = asks(monkeypatch, False)
-    ran = run("rm", "tiny")
-    assert (ran.code, ran.out) == (1, "") and path.exists()
-    assert asked == ["Delete tiny?"] and f"tiny: 10.0 KiB in {path}" in ran.err
-    asks(monkeypatch, True)
-    ran = run("rm", "tiny")
-    assert ran.code == 0 and not path.exists() and "freed 10.0 KiB" in ran.err
-
-
-def test_rm_in_a_pipe_needs_yes(home: Path, run) -> None:
-    path = put(home / "models" / "Tiny.gguf")
-    ran = run("rm", "tiny")
-    assert ran.code == 1 and path.exists() and "hint:  add --yes" in ran.err
-    ran = run("rm", "tiny", "-y")
-    assert (ran.code, ran.out) == (0, "") and not path.exists()
-
-
-def test_rm_deletes_nothing_if_one_name_is_wrong(home: Path, run) -> None:
-    path = put(home / "models" / "Tiny.gguf")
-    assert run("rm", "tiny", "tinny", "--yes").code == 1
-    assert path.exists()
-
-
-def test_rm_leaves_files_of_other_programs_to_them(home: Path, run) -> None:
-    blob = in_ollama(home / ".ollama" / "models", "o:8b", b"1")
-    known = in_ollama(home / ".ollama" / "models", "known", CONTENT)
-    snapshot = hf_cached(home, "me/C", {"C-Q8_0.gguf": b"2"})
-    studio = in_lmstudio(home, "me/L", "L-Q8_0.gguf", b"3")
-    other = put(home / "my file.gguf", b"4")
-    for name, path, hint in (
-        ("ollama:o:8b", blob, "ollama rm o:8b"),
-        ("tiny", known, "ollama rm known:latest"),
-        ("hf:me/C", snapshot / "C-Q8_0.gguf", "hf cache rm model/me/C"),
-        ("hf:me/L:Q8_0", studio, "under My Models"),
-        ("./my file.gguf", other, f"rm '{other}'"),
-    ):
-        ran = run("rm", name, "--yes")
-        assert ran.code == 1 and path.exists()
-        assert "is not pagedrun's to delete" in ran.err and hint in ran.err, ran.err
-
-
-def test_rm_removes_an_unfinished_download_too(home: Path, run) -> None:
-    models = home / "models"
-    final = models / "me" / "big-GGUF" / "Big-Q4_K_M.gguf"
-    part = models / ".pull" / final.relative_to(models) / "part"
-    put(part, b"half")
-    ran = run("rm", "big", "--yes")
-    assert ran.code == 0 and "an unfinished download" in ran.err and "freed 4 B" in ran.err
-    assert os.listdir(models) == []  # noqa: PTH208
-    put(part, b"half")
-    put(final)
-    assert run("rm", "hf:me/big-GGUF", "--yes").code == 0
-    assert os.listdir(models) == []  # noqa: PTH208
-
-
-def test_rm_of_what_is_not_there_is_an_error(run) -> None:
-    ran = run("rm", "big", "--yes")
-    assert ran.code == 1 and "is not on this machine" in ran.err
+def test_what_was_published_damaged_is_not_fetched_again(home: Path, run) -> None:
+    path = put(home / "models" / "me" / "U" / "u-Q8_0.gguf", LLAMA[:-40])
+    sha256, when = hashlib.sha256(LLAMA[:-40]).hexdigest(), path.stat().st_mtime_ns
+    source = f"hf:me/U@{COMMIT}"
+    record.write(path, record.Record(source, path.name, len(LLAMA) - 40, sha256, True, "2026-01-01", when))
+    ran = run("verify")
+    assert ran.code == 1 and ran.out.startswith("bad  hf:me/U:Q8_0: as published, but damaged: ")
+    assert "fetching it again would bring the same" in ran.err
+    ran = run("show", "hf:me/U")
+    assert ran.code == 1 and f"hint:  {source} has it so, too" in ran.err
 
 
 # --- path ---

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from pagedrun import hub
-from pagedrun.errors import ModelNotFoundError
+from pagedrun.errors import ModelFileError, ModelNotFoundError
 from pagedrun.hub import library, record
 from pagedrun.hub.library import Entry
-from pagedrun.hub.verify import Verdict, verify
+from pagedrun.hub.verify import Verdict, explained, verify
 from tests.gguf_bytes import gguf_bytes, tensor
 from tests.hub_fakes import CONTENT, SHA, make_home, put
 from tests.places_fakes import COMMIT, hf_cached, in_lmstudio, in_ollama
@@ -77,6 +77,7 @@ def test_every_model_has_one_name_which_finds_it(home: Path) -> None:
         "hf:me/R/plain.gguf",
         "hf:me/R/sub/plain.gguf",
         "hf:me/R/sub/R-Q8_0.gguf",
+        "hf:me/R@11111111:Q8_0",
         "hf:me/R:Q4_K_M",
         "hf:me/R:Q8_0",
         "hf:me/R:UD-Q4_K_M",
@@ -84,6 +85,28 @@ def test_every_model_has_one_name_which_finds_it(home: Path) -> None:
         "ollama:llama3.1:8b",
         "tiny",
     }
+
+
+def test_an_older_revision_in_the_cache_is_named_by_its_commit(home: Path) -> None:
+    new = hf_cached(home, "me/R", {"R-Q8_0.gguf": b"1", "plain.gguf": b"2", "a-Q4_0.gguf": b"same"})
+    old = hf_cached(
+        home,
+        "me/R",
+        {"R-Q8_0.gguf": b"3", "plain.gguf": b"4", "a-Q4_0.gguf": b"same", "b-Q4_0.gguf": b"5"},
+        commit="2" * 40,
+        ref="old",
+    )
+    names = {entry.name: entry.paths[0] for entry in library.entries()}
+    assert names == {
+        "hf:me/R:Q4_0": new / "a-Q4_0.gguf",
+        "hf:me/R:Q8_0": new / "R-Q8_0.gguf",
+        "hf:me/R/plain.gguf": new / "plain.gguf",
+        "hf:me/R/b-Q4_0.gguf": old / "b-Q4_0.gguf",
+        "hf:me/R@22222222:Q8_0": old / "R-Q8_0.gguf",
+        "hf:me/R@22222222/plain.gguf": old / "plain.gguf",
+    }
+    for name, path in names.items():
+        assert hub.locate(name).path == path
 
 
 def test_a_split_model_is_one_and_a_file_seen_twice_too(home: Path) -> None:
@@ -103,6 +126,15 @@ def test_a_file_in_no_known_folder_is_found_by_its_path(home: Path) -> None:
     assert (library.find("mmproj.gguf").place, library.find("mmproj.gguf").paths) == ("pagedrun", (projector,))
     with pytest.raises(ModelNotFoundError):
         library.find("nothing.gguf")
+    with pytest.raises(ModelNotFoundError) as caught:
+        library.find("big")
+    assert caught.value.hint == "what is here: pagedrun list"
+
+
+@pytest.mark.parametrize("name", ["/", "/dev/null", "/dev/zero", "./models"])
+def test_what_is_no_file_is_no_model(name: str) -> None:
+    with pytest.raises(ModelFileError):
+        library.find(name)
 
 
 def test_last_use_is_that_of_the_file_whatever_it_was_called(home: Path) -> None:
@@ -135,47 +167,6 @@ def test_uses_are_forgotten_in_the_end_and_a_closed_state_folder_is_no_error(
     library.remember_use(home / "m.gguf")
 
 
-# --- removal ---
-
-
-def test_removing_takes_all_parts_and_notes_and_leaves_the_neighbours(home: Path) -> None:
-    parts = [put(home / "models" / "me" / "S" / f"S-Q8_0-0000{n}-of-00002.gguf") for n in (1, 2)]
-    for part in parts:
-        recorded(part)
-        put(part.with_name(f".{part.name}.checked"))
-    neighbour = put(home / "models" / "me" / "N" / "n.gguf")
-    assert library.remove(library.find("hf:me/S:Q8_0")) == 2 * len(CONTENT)
-    assert not (home / "models" / "me" / "S").exists()
-    assert library.remove(only()) == len(CONTENT)
-    assert not neighbour.exists() and os.listdir(home / "models") == []  # noqa: PTH208
-
-
-def test_removing_a_link_leaves_what_it_leads_to(home: Path) -> None:
-    path = put(home / "elsewhere" / "m.gguf")
-    (home / "models" / "m.gguf").symlink_to(path)
-    assert library.remove(only()) == 0
-    assert path.exists() and library.entries() == []
-
-
-def test_unfinished_files_are_found_by_what_was_typed_for_them(home: Path) -> None:
-    models = home / "models"
-    finals = [models / "me/big-GGUF/Big-Q4_K_M.gguf", models / "me/R/R-Q8_0.gguf", models / "u.gguf"]
-    for final in finals:
-        put(models / ".pull" / final.relative_to(models) / "part")
-    assert library.entries() == []
-    for name, final in {
-        "BIG": finals[0],
-        "hf:me/big-GGUF": finals[0],
-        "hf:me/R:q8_0": finals[1],
-        "hf:me/R/R-Q8_0.gguf": finals[1],
-        "https://example.org/u.gguf": finals[2],
-        "u.gguf": finals[2],
-    }.items():
-        assert library.unfinished(name) == [final], name
-    for name in ("tiny", "hf:me/R:Q4_K_M", "hf:me/R/other.gguf", "ollama:big", "R-Q8_0.gguf"):
-        assert library.unfinished(name) == [], name
-
-
 # --- verification ---
 
 
@@ -185,9 +176,10 @@ def checked(entry: Entry) -> Verdict:
 
 def test_a_file_is_compared_with_whoever_knows_its_checksum(home: Path) -> None:
     put(home / "models" / "Tiny.gguf")
-    recorded(put(home / "models" / "me" / "R" / "R-Q8_0.gguf", b"r"), hashlib.sha256(b"r").hexdigest())
-    hf_cached(home, "me/C", {"C-Q8_0.gguf": b"c"})
-    in_ollama(home / ".ollama" / "models", "o", b"o")
+    pulled = gguf_bytes(data=3)
+    recorded(put(home / "models" / "me" / "R" / "R-Q8_0.gguf", pulled), hashlib.sha256(pulled).hexdigest())
+    hf_cached(home, "me/C", {"C-Q8_0.gguf": gguf_bytes(data=1)})
+    in_ollama(home / ".ollama" / "models", "o", gguf_bytes(data=2))
     said = {entry.name: checked(entry) for entry in library.entries()}
     assert all(verdict.good and verdict.hashed for verdict in said.values())
     assert {name: verdict.detail for name, verdict in said.items()} == {
@@ -224,6 +216,20 @@ def test_a_file_cut_short_is_bad_before_it_is_hashed(home: Path) -> None:
     assert checked(only()).detail == "R-Q8_0.gguf has 100 B, and had 10.0 KiB when it was fetched"
 
 
+def test_what_was_published_damaged_is_bad_though_its_checksum_is_right(home: Path) -> None:
+    broken = gguf_bytes([], [tensor("t", [64])], data=200)
+    sha256 = hashlib.sha256(broken).hexdigest()
+    path = recorded(put(home / "models" / "me" / "R" / "R-Q8_0.gguf", broken), sha256)
+    verdict = checked(only())
+    assert (verdict.good, verdict.hashed, verdict.published) == (False, True, True)
+    assert verdict.detail.startswith("as published, but damaged: ")
+    assert record.read(path) is not None  # it is what it should be
+    for hint, shown in (("fetch the file again", "has it so, too"), ("run again with -v", "run again with -v")):
+        with pytest.raises(ModelFileError) as caught, explained(path):
+            raise ModelFileError("it is damaged", hint=hint)
+        assert shown in caught.value.hint
+
+
 def test_without_a_checksum_the_structure_is_looked_at(home: Path) -> None:
     whole = gguf_bytes([], [tensor("t", [64])], data=256)
     path = put(home / "models" / "m.gguf", whole)
@@ -244,7 +250,9 @@ def test_a_missing_part_is_bad(home: Path) -> None:
 
 def test_progress_counts_all_parts(home: Path) -> None:
     for number in (1, 2):
-        recorded(put(home / "models" / "me" / "S" / f"S-Q8_0-0000{number}-of-00002.gguf"))
+        part = put(home / "models" / "me" / "S" / f"S-Q8_0-0000{number}-of-00002.gguf", gguf_bytes(data=9))
+        recorded(part, hashlib.sha256(gguf_bytes(data=9)).hexdigest())
     seen: list[tuple[int, int]] = []
     assert verify(only(), lambda done, total: seen.append((done, total))).good
-    assert seen == [(len(CONTENT), 2 * len(CONTENT)), (2 * len(CONTENT), 2 * len(CONTENT))]
+    n_bytes = len(gguf_bytes(data=9))
+    assert seen == [(n_bytes, 2 * n_bytes), (2 * n_bytes, 2 * n_bytes)]

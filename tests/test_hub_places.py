@@ -20,9 +20,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return make_home(tmp_path, monkeypatch)
 
 
-def write_record(path: Path, source: str, sha256: str = SHA) -> None:
+def write_record(path: Path, source: str, sha256: str = SHA, *, file: str = "", revision: str = "") -> None:
     found = path.stat()
-    record.write(path, record.Record(source, path.name, found.st_size, sha256, True, "2026-01-01", found.st_mtime_ns))
+    file = file or path.name
+    known = record.Record(source, file, found.st_size, sha256, True, "2026-01-01", found.st_mtime_ns, revision)
+    record.write(path, known)
 
 
 def test_a_pulled_file_comes_before_the_caches(home: Path) -> None:
@@ -30,17 +32,45 @@ def test_a_pulled_file_comes_before_the_caches(home: Path) -> None:
     lmstudio = in_lmstudio(home, "Me/m-gguf", "M-Q5_K_M.gguf", b"q5")
     own = put(home / "models" / "me" / "M-GGUF" / "M-Q8_0.gguf", b"own")
     assert hub.locate("hf:me/M-GGUF:q8_0").path == own
-    assert hub.locate("hf:me/M-GGUF@main:q8_0").path == own
-    assert hub.locate("hf:me/M-GGUF/deep/in/M-Q8_0.gguf").path == own  # folders of the source are not kept
     assert hub.locate("hf:ME/M-gguf:Q5_K_M").path == lmstudio
 
 
-def test_of_a_pulled_file_only_its_recorded_commit_counts(home: Path) -> None:
+def test_a_pulled_file_is_of_its_commit_and_of_the_revision_that_was_typed(home: Path) -> None:
     own = put(home / "models" / "me" / "M-GGUF" / "M-Q8_0.gguf")
-    with pytest.raises(ModelNotFoundError):
+    with pytest.raises(ModelNotFoundError, match=f"me/M-GGUF at {COMMIT}"):
         hub.locate(f"hf:me/M-GGUF@{COMMIT}:Q8_0")
     write_record(own, f"hf:me/M-GGUF@{COMMIT}")
-    assert hub.locate(f"hf:me/M-GGUF@{COMMIT}:Q8_0").path == own
+    for typed in (COMMIT, COMMIT[:7]):
+        assert hub.locate(f"hf:me/M-GGUF@{typed}:Q8_0").path == own
+    for typed in (COMMIT[:6], "2" * 7, "main", "v1"):
+        with pytest.raises(ModelNotFoundError):
+            hub.locate(f"hf:me/M-GGUF@{typed}:Q8_0")
+    write_record(own, f"hf:me/M-GGUF@{COMMIT}", revision="v1")
+    assert hub.locate("hf:me/M-GGUF@v1:Q8_0").path == own
+    with pytest.raises(ModelNotFoundError):
+        hub.locate("hf:me/M-GGUF@main:Q8_0")
+
+
+def test_a_pulled_file_lies_where_it_does_in_its_repository(home: Path) -> None:
+    folder = home / "models" / "me" / "M-GGUF"
+    small, large = put(folder / "Q4_K_M" / "model.gguf", b"4"), put(folder / "Q8_0" / "deep" / "model.gguf", b"8")
+    assert hub.locate("hf:me/M-GGUF").path == hub.locate("hf:me/M-GGUF:Q4_K_M").path == small
+    assert hub.locate("hf:me/M-GGUF/Q4_K_M/model.gguf").path == small
+    assert hub.locate("hf:me/M-GGUF/Q8_0/deep/model.gguf").path == large
+    for wrong in ("hf:me/M-GGUF/model.gguf", "hf:me/M-GGUF/Q8_0/model.gguf", "hf:me/M-GGUF:Q8_0"):
+        with pytest.raises(ModelNotFoundError):
+            hub.locate(wrong)
+
+
+def test_a_file_that_an_older_version_put_flat_is_what_its_record_says(home: Path) -> None:
+    flat = put(home / "models" / "me" / "M-GGUF" / "model.gguf")
+    write_record(flat, f"hf:me/M-GGUF@{COMMIT}", file="Q8_0/model.gguf")
+    assert hub.locate("hf:me/M-GGUF/Q8_0/model.gguf").path == hub.locate("hf:me/M-GGUF:Q8_0").path == flat
+    for wrong in ("hf:me/M-GGUF/Q4_K_M/model.gguf", "hf:me/M-GGUF/model.gguf"):
+        with pytest.raises(ModelNotFoundError):
+            hub.locate(wrong)
+    write_record(flat, f"hf:you/Other@{COMMIT}", file="Q8_0/model.gguf")
+    assert hub.locate("hf:me/M-GGUF/model.gguf").path == flat
 
 
 def test_a_registry_model_is_found_in_every_place(home: Path) -> None:
@@ -98,10 +128,14 @@ def test_a_url_is_the_file_that_was_fetched_from_it(home: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="is not on this machine"):
         hub.locate(url)
     path = put(home / "models" / "m x.gguf")
-    assert hub.locate(url).path == path
+    with pytest.raises(ModelNotFoundError):  # it is only called so
+        hub.locate(url)
     write_record(path, "https://example.org/another/m%20x.gguf")
     with pytest.raises(ModelNotFoundError):
         hub.locate(url)
+    assert hub.locate(f"{url}#sha256={SHA}").path == path
+    write_record(path, url)
+    assert hub.locate(url).path == path
 
 
 # --- folders as they are found ---
@@ -182,6 +216,33 @@ def test_broken_links_circles_and_forbidden_folders_are_passed_over(home: Path) 
         closed.chmod(0o700)
     # Root may look into closed folders.
     assert found - {closed / "secret.gguf"} == {own, snapshot / "m-Q8_0.gguf"}
+
+
+def test_a_linked_folder_is_whose_it_really_is(home: Path) -> None:
+    models = home / "models"
+    studio = in_lmstudio(home, "pub/R-GGUF", "R-Q4_K_M.gguf", b"1")
+    outside, loose = put(home / "out" / "o.gguf", b"2"), put(home / "loose.gguf", b"3")
+    own = put(models / "me" / "R" / "r.gguf", b"4")
+    (models / "pub").symlink_to(studio.parent.parent)
+    (models / "lm").symlink_to(home / ".lmstudio" / "models")
+    (models / "linkdir").symlink_to(outside.parent)
+    (models / "again").symlink_to(own.parent)
+    (models / "loose.gguf").symlink_to(loose)
+    assert {(file.path, file.place) for file in places.own_files()} == {
+        (models / "again" / "r.gguf", "pagedrun"),  # each folder is gone through once
+        (models / "linkdir" / "o.gguf", "elsewhere"),
+        (models / "loose.gguf", "pagedrun"),  # only the link is
+    }
+    assert hub.locate("hf:pub/R-GGUF:Q4_K_M").path == studio
+    assert places.keeper(models / "pub" / "R-GGUF" / "R-Q4_K_M.gguf") == "lmstudio"
+    assert places.keeper(models / ".." / "loose.gguf") == "elsewhere"
+
+
+def test_a_folder_inside_anothers_is_its_owners(home: Path) -> None:
+    disk = home / "models" / "studio"
+    put(home / ".lmstudio" / "settings.json", json.dumps({"downloadsFolder": str(disk)}).encode())
+    put(disk / "me" / "R" / "r-Q8_0.gguf")
+    assert [(file.place, file.name) for file in places.all_files()] == [("lmstudio", "hf:me/R:Q8_0")]
 
 
 def test_thousands_of_files_are_listed_each_once(home: Path) -> None:

@@ -64,6 +64,7 @@ def open_model(located: hub.LocatedModel, engine: EngineOptions, template: Templ
     """
     from pagedrun.first_run import ensure_runtime
     from pagedrun.hub.library import remember_use
+    from pagedrun.hub.verify import explained
     from pagedrun.runtime import store
 
     config = engine.settings()
@@ -72,7 +73,11 @@ def open_model(located: hub.LocatedModel, engine: EngineOptions, template: Templ
     runtime = ensure_runtime()
     if notice := store.cpu_notice(runtime):
         console.note(notice)
-    with console.ByteProgress(f"loading {located.name}") as progress, _interrupts_kept() as check:
+    with (
+        explained(located.path),
+        console.ByteProgress(f"loading {located.name}") as progress,
+        _interrupts_kept() as check,
+    ):
         # Only now: it needs the runtime and takes most of the start.
         from pagedrun.load import load_service
 

@@ -58,6 +58,7 @@ def list_models(
         return
     table.print_table(_TITLES, [_row(one) for one in listed], right=("SIZE", "CONTEXT"))
     _summarise(listed, free)
+    _show_unfinished([one.entry for one in listed])
 
 
 def _look(entry: Entry, free: Any) -> _Listed:
@@ -118,6 +119,22 @@ def _summarise(listed: list[_Listed], free: Any) -> None:
     for one in listed:
         if one.problem:
             console.warn(console.printable(f"{one.entry.name}: {one.problem}"))
+
+
+def _show_unfinished(entries: list[Entry]) -> None:
+    """What takes room and is no model yet: how far it is, how it goes on, how it goes away."""
+    import shlex
+
+    from pagedrun.cli import console
+    from pagedrun.hub.unfinished import unfinished
+    from pagedrun.units import size
+
+    for one in unfinished(entries):
+        far = f"{size(one.size)} of {size(one.total)}" if one.total else f"{size(one.size)} so far"
+        go_on = f"pagedrun pull {shlex.quote(one.pull_name)}" if one.pull_name else "the command that began it"
+        # While the model itself is here, rm would take that, too.
+        drop = "" if one.is_again else f"; drop: pagedrun rm {shlex.quote(one.name)}"
+        console.note(console.printable(console.typed(f"unfinished: {one.name}, {far}; go on: {go_on}{drop}")))
 
 
 def _to_json(one: _Listed) -> dict[str, Any]:

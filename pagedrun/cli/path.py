@@ -22,8 +22,12 @@ def path(
     """
     from pagedrun.cli import console, missing
     from pagedrun.errors import OutputError
+    from pagedrun.gguf_file import check_file
+    from pagedrun.hub.verify import explained
 
     found = missing.find_or_pull(model, pull=pull).path
+    with explained(found):
+        check_file(found)
     if sys.stdout is None:
         raise OutputError("standard output is closed")
     # A name may hold bytes that are no text: into a pipe they go as they are.

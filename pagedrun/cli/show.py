@@ -57,6 +57,7 @@ def _find(name: str | None) -> Shown:
     from pagedrun.errors import ModelNotFoundError
     from pagedrun.gguf_file import read_facts
     from pagedrun.hub import places
+    from pagedrun.hub.verify import explained
 
     free = machine.free_memory()
     try:
@@ -67,6 +68,6 @@ def _find(name: str | None) -> Shown:
         if spec is None:
             raise
         return Shown(spec.name, spec, None, free)
-    facts = read_facts(located.path)
-    place: places.Place = next((file.place for file in places.all_files() if file.path == located.path), "elsewhere")
-    return Shown(located.name, located.spec, facts, free, place)
+    with explained(located.path):
+        facts = read_facts(located.path)
+    return Shown(located.name, located.spec, facts, free, places.keeper(located.path))

@@ -64,21 +64,27 @@ def _show(entry: Entry, verdict: Verdict) -> None:
         status = f"\x1b[{colour}m{status}\x1b[0m"
     table.print_text(status + console.printable(f"{entry.name}: {verdict.detail}").replace("\n", " "))
     if not verdict.good:
-        console.note(console.printable(f"     {console.typed(_mend(entry))}"))
+        console.note(console.printable(f"{entry.name}: {console.typed(_mend(entry, verdict))}").replace("\n", " "))
 
 
-def _mend(entry: Entry) -> str:
+def _mend(entry: Entry, verdict: Verdict) -> str:
     """What to do about a damaged file."""
     from pagedrun.hub import library
+    from pagedrun.hub.places import TITLES
+    from pagedrun.hub.verify import ANOTHER
 
+    if verdict.published:
+        return f"fetching it again would bring the same; {ANOTHER}"
     if entry.place == "pagedrun":
         name = library.pull_name(entry)
         again = f"fetch it again with: pagedrun pull {name}"
-        return again if name else f"get it again from where it came, or: pagedrun rm {entry.name}"
+        return again if name else f"get it again from where it came; drop it with: pagedrun rm {entry.name}"
     if entry.place == "ollama":
         name = library.ollama_name(entry)
         return f"fetch it again with: ollama rm {name}; ollama pull {name}"
-    return "delete it, and fetch it again with the program that brought it here"
+    if entry.place == "elsewhere":
+        return "pagedrun did not bring it here: is it the right file?"
+    return f"fetch it again with {TITLES[entry.place]}, which brought it here"
 
 
 def _to_json(entry: Entry, verdict: Verdict) -> dict[str, Any]:

@@ -4,8 +4,11 @@ reference   what the user typed: a name, a path, hf:, ollama:, a URL
 quants      quantisations by the names of files
 locate      where a model is on this machine
 places      the folders models lie in: pagedrun's own, the Hugging Face cache, LM Studio's, Ollama's
+folders     looking into folders that others keep
 known       which registry entry a file is
-library     everything that is here, under names that find it; last use, removal
+library     everything that is here, under names that find it; last use
+unfinished  what `pull` has begun and not finished
+removal     deleting models, and what that may be
 verify      whether it is still what was fetched
 record      what is remembered about a file in the models folder: its source, its checksum
 http        a client, failures in plain words, and patience

@@ -27,10 +27,10 @@ def is_of(file: PlacedFile, spec: ModelSpec) -> bool:
 
 def own_paths(spec: ModelSpec) -> list[Path]:
     """Where a file of the registry is kept in the models folder: below its repository, or beside all others."""
-    folders = [models_dir()]
+    paths = [models_dir() / spec.file_name]
     if spec.source.startswith("hf:"):
-        folders.insert(0, models_dir() / spec.source[3:].partition("@")[0])
-    return [folder / spec.file_name for folder in folders]
+        paths.insert(0, models_dir() / spec.source[3:].partition("@")[0] / spec.file)
+    return paths
 
 
 def _is_of_source(file: PlacedFile, spec: ModelSpec) -> bool:

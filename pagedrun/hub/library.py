@@ -1,4 +1,4 @@
-"""All models on this machine, each under a name that `locate` finds it by; when they were used; removing them.
+"""All models on this machine, each under a name that `locate` finds it by, and when they were used.
 
 The same file under two names (a link, a second snapshot of a cache) is one model. A split model is one, too.
 STATE/used.json holds the time of last use by path.
@@ -9,32 +9,34 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pagedrun.catalog import Catalog, ModelSpec, load_catalog
-from pagedrun.errors import ModelFileError, UsageError
-from pagedrun.gguf_file import split_parts
-from pagedrun.hub import places, quants, record
+from pagedrun.errors import ModelFileError, ModelNotFoundError, UsageError
+from pagedrun.gguf_file import check_file, split_parts
+from pagedrun.hub import folders, places, quants, record
 from pagedrun.hub.known import own_paths, spec_of
 from pagedrun.hub.locate import locate
 from pagedrun.hub.places import Place, PlacedFile
-from pagedrun.hub.reference import HubReference, OllamaReference, PathReference, UrlReference, parse
+from pagedrun.hub.reference import HubReference, OllamaReference, PathReference, parse
 from pagedrun.paths import models_dir, state_dir
 
 _REMEMBERED = 500  # paths in used.json
+_SHORT_COMMIT = 8  # digits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One model. name: what to type for it. paths: its parts, in order; size: of all of them, in bytes.
+    """One model. name: what to type for it. first: its first part, as it was found. paths: its parts, in order.
 
-    last_used: unix time, None for never. sha256: of each part, as far as it is recorded or in the registry.
+    size: of all of them, in bytes. last_used: unix time, None for never. sha256: of each part, as far as it is recorded
+    or in the registry.
     """
 
     name: str
+    first: PlacedFile
     paths: tuple[Path, ...]
     size: int
     place: Place
@@ -46,16 +48,24 @@ class Entry:
 def entries() -> list[Entry]:
     """All models that are here, by name, damaged ones too. Files are not opened."""
     catalog = load_catalog()
-    models = list(_models())
+    groups = _groups()
+    numbers = _numbers(groups)
+    first_seen: dict[int, list[PlacedFile]] = {}
+    for number, parts in zip(numbers, groups, strict=True):
+        first_seen.setdefault(number, parts)
+    models = list(first_seen.values())
     specs = [spec_of(parts[0], catalog) if len(parts) == 1 else None for parts in models]
-    names = _names(models, specs)
+    names = _names(models, specs, _claims(groups, numbers))
     used = _used()
     found = [_entry(name, parts, spec, used) for name, parts, spec in zip(names, models, specs, strict=True)]
     return sorted(found, key=lambda entry: (entry.name.casefold(), entry.name))
 
 
 def find(name: str) -> Entry:
-    """The model behind what the user typed, be it damaged. Raises ModelNotFoundError, UsageError and ModelFileError."""
+    """The model behind what the user typed, be it damaged, or a link to what is gone.
+
+    Raises ModelNotFoundError, UsageError and ModelFileError.
+    """
     catalog = load_catalog()
     here = entries()
     spec = catalog.get(name)
@@ -66,7 +76,7 @@ def find(name: str) -> Entry:
         for entry in here:
             if entry.paths[0] in own_paths(spec):
                 return entry
-    path = locate(name).path
+    path = _broken_link(name) or _path_of(name)
     for entry in here:
         if any(_inode(path) == _inode(part) for part in entry.paths):
             return entry
@@ -83,21 +93,6 @@ def remember_use(path: Path) -> None:
         new = state_dir() / f"used.{os.getpid()}"
         new.write_text(json.dumps(dict(newest), indent=1) + "\n", encoding="utf-8")
         new.replace(state_dir() / "used.json")
-
-
-def remove(entry: Entry) -> int:
-    """Delete the files of a model in pagedrun's own folder, with what is noted beside them; returns the bytes freed.
-
-    What else a link leads to stays. Raises OSError.
-    """
-    freed = 0
-    for path in entry.paths:
-        freed += 0 if path.is_symlink() else path.stat().st_size
-        stamp = path.with_name(f".{path.name}.checked")  # what the first versions noted beside a file
-        for file in (path, record.record_path(path), stamp):
-            file.unlink(missing_ok=True)
-        _remove_empty(path.parent)
-    return freed
 
 
 def pull_name(entry: Entry) -> str | None:
@@ -121,43 +116,47 @@ def ollama_name(entry: Entry) -> str | None:
     return next((file.ollama for file in places.ollama_files() if file.path in entry.paths), None)
 
 
-def unfinished(name: str) -> list[Path]:
-    """Where the files will be that `pull` has begun to fetch for what the user typed."""
-    from pagedrun.hub.part import folder_of
-
-    begun = folder_of(models_dir())
-    finals = [models_dir() / path.parent.relative_to(begun) for path in sorted(begun.rglob("part"))]
-    return [final for final in finals if _means(name, final)]
+def group_of(path: Path) -> tuple[Path, str]:
+    """The same for all parts of one model, and for no other."""
+    return path.parent, quants.whole_name(path.name)
 
 
 # --- which files make up which model, and what to call them ------------------------------------------------------
 
 
-def _models() -> Iterator[list[PlacedFile]]:
-    """The files of each model, in the order in which `locate` prefers them."""
+def _groups() -> list[list[PlacedFile]]:
+    """The files that belong together, in the order in which `locate` prefers them."""
     groups: dict[tuple[Path, str], dict[Path, PlacedFile]] = {}
     for file in places.all_files():
         if not quants.is_projector(file.file):
-            parts = groups.setdefault((file.path.parent, quants.whole_name(file.path.name)), {})
+            parts = groups.setdefault(group_of(file.path), {})
             parts.setdefault(file.path, file)
-    seen: set[tuple[object, ...]] = set()
-    for parts in groups.values():
-        identity = tuple(_inode(path) for path in parts)
-        if identity not in seen:
-            seen.add(identity)
-            yield list(parts.values())
+    return [list(parts.values()) for parts in groups.values()]
 
 
-def _names(models: list[list[PlacedFile]], specs: list[ModelSpec | None]) -> list[str]:
-    """A name for each that means it and no other: `locate` takes the first that a name fits, and so does this."""
+def _numbers(groups: list[list[PlacedFile]]) -> list[int]:
+    """For each group the number of its model: the same for the same files under other names."""
+    numbers: dict[tuple[object, ...], int] = {}
+    return [numbers.setdefault(tuple(_inode(part.path) for part in parts), len(numbers)) for parts in groups]
+
+
+def _claims(groups: list[list[PlacedFile]], numbers: list[int]) -> dict[str, int]:
+    """The model that each name means: `locate` takes the first that it fits, and so does this."""
+    claims: dict[str, int] = {}
+    for parts, number in zip(groups, numbers, strict=True):
+        for name in _possible(parts[0]):
+            claims.setdefault(name.lower(), number)
+    return claims
+
+
+def _names(models: list[list[PlacedFile]], specs: list[ModelSpec | None], claims: dict[str, int]) -> list[str]:
+    """A name for each that means it and no other."""
     firsts = [parts[0] for parts in models]
     owners: dict[str, int] = {}
     for number in sorted(range(len(models)), key=lambda n: _rank(firsts[n], specs[n])):
         if spec := specs[number]:
             owners.setdefault(spec.name, number)
-    for number, first in enumerate(firsts):
-        for name in (*_possible(first), f"hf:{first.repo}/{first.path.name}"):
-            owners.setdefault(name.lower(), number)
+    owners = claims | owners
     names = []
     for number, (first, spec) in enumerate(zip(firsts, specs, strict=True)):
         candidates = [*([spec.name] if spec else []), *_possible(first)]
@@ -174,7 +173,13 @@ def _possible(first: PlacedFile) -> list[str]:
     """What may be typed for a model, the shortest first; nothing for one that lacks its first part."""
     if (quants.part_of(first.path.name) or (1, 1))[0] != 1:
         return []
-    names = [first.name, *([f"hf:{first.repo}/{first.file}"] if first.repo else [])]
+    names = [first.name]
+    if first.repo:
+        names += [str(HubReference(first.repo, None, None, first.file))]
+    if first.repo and first.commit:
+        revision = first.commit[:_SHORT_COMMIT]
+        names += [str(HubReference(first.repo, revision, first.quant, None if first.quant else first.file))]
+        names += [str(HubReference(first.repo, revision, None, first.file))]
     return [name for name in names if _is_understood(name)]
 
 
@@ -194,6 +199,7 @@ def _is_understood(name: str) -> bool:
 def _entry(name: str, parts: list[PlacedFile], spec: ModelSpec | None, used: dict[str, float]) -> Entry:
     return Entry(
         name=name,
+        first=parts[0],
         paths=tuple(part.path for part in parts),
         size=sum(part.size for part in parts),
         place=parts[0].place,
@@ -203,19 +209,36 @@ def _entry(name: str, parts: list[PlacedFile], spec: ModelSpec | None, used: dic
     )
 
 
+def _path_of(name: str) -> Path:
+    try:
+        return locate(name).path
+    except ModelNotFoundError as e:
+        if not e.hint.startswith(("get it with", "run: ")):
+            raise
+        raise ModelNotFoundError(e.message, hint="what is here: pagedrun list") from e
+
+
+def _broken_link(name: str) -> Path | None:
+    """A link in the models folder that leads to nothing: no model, and still something to remove."""
+    if not isinstance(parse(name), PathReference):
+        return None
+    return next(filter(folders.is_broken_link, (Path(name).absolute(), models_dir() / name)), None)
+
+
 def _unlisted(path: Path, catalog: Catalog) -> Entry:
-    """The entry of a file that no list shows: of no known folder, or the image part of a model."""
+    """The entry of a file that no list shows: of no known folder, a broken link, or the image part of a model."""
+    if not folders.is_file(path) and not folders.is_broken_link(path):
+        check_file(path)  # says what it is
     try:
         paths = split_parts(path)
     except ModelFileError:  # a later part, or one that lacks others
         paths = [path]
-    place: Place = "pagedrun" if models_dir() in path.parents else "elsewhere"
-    parts = [replace(places.at(part), place=place) for part in paths]
+    parts = [replace(places.at(part), place=places.keeper(part)) for part in paths]
     return _entry(str(path), parts, spec_of(parts[0], catalog) if len(parts) == 1 else None, _used())
 
 
 def _inode(path: Path) -> object:
-    found = places.found_at(path)
+    found = folders.found_at(path)
     return (found.st_dev, found.st_ino) if found else path
 
 
@@ -228,28 +251,3 @@ def _used() -> dict[str, float]:
         return {path: float(at) for path, at in used.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
-
-
-def _means(name: str, final: Path) -> bool:
-    """Whether the file that will be at `final` is what the user typed."""
-    spec = load_catalog().get(name)
-    if spec is not None:
-        return final in own_paths(spec)
-    reference = parse(name)
-    if isinstance(reference, HubReference):
-        asked = reference.file is None and (reference.quant is None or quants.is_quant(final.name, reference.quant))
-        is_named = reference.file is not None and Path(reference.file).name == final.name
-        return final.parent == models_dir() / reference.repo and (asked or is_named)
-    if isinstance(reference, UrlReference):
-        return final == models_dir() / reference.file_name
-    return final in (models_dir() / name, Path(name).absolute())
-
-
-def _remove_empty(folder: Path) -> None:
-    """Remove folders that are empty now, up to the models folder, which stays."""
-    while models_dir() in folder.parents:
-        try:
-            folder.rmdir()
-        except OSError:
-            return
-        folder = folder.parent

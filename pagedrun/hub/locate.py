@@ -25,7 +25,7 @@ from typing import Literal
 
 from pagedrun.catalog import Catalog, ModelSpec, load_catalog
 from pagedrun.errors import DownloadError, ModelFileError, ModelNotFoundError, PagedrunError
-from pagedrun.hub import places, quants, record
+from pagedrun.hub import folders, places, quants, record
 from pagedrun.hub.known import is_of, own_paths, spec_of
 from pagedrun.hub.places import PlacedFile
 from pagedrun.hub.reference import HubReference, OllamaReference, PathReference, UrlReference, parse
@@ -35,7 +35,6 @@ from pagedrun.units import size
 OnBytes = Callable[[int, int], None]
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,7 @@ def _named(name: str, catalog: Catalog) -> LocatedModel:
     spec = catalog.get(name)
     if spec is not None:
         return _of_spec(spec, catalog)
-    if places.is_file(Path(name)):
+    if folders.is_file(Path(name)):
         return _at_path(name, catalog)
     raise ModelNotFoundError(f"there is no model named {name!r}", hint=_suggest(name, catalog))
 
@@ -122,15 +121,17 @@ def _at_path(name: str, catalog: Catalog) -> LocatedModel:
     except RuntimeError:  # ~NAME of nobody here
         path = Path(name).absolute()
     own = models_dir() / name
-    if places.found_at(path) is None and "/" not in name and places.found_at(own):
+    if folders.found_at(path) is None and "/" not in name and folders.found_at(own):
         path = own
-    if places.found_at(path) is None:
+    if folders.found_at(path) is None:
         raise ModelNotFoundError(f"there is no file {path}", hint=_hint_for_path(name, path))
     return LocatedModel(path, str(path), spec_of(places.at(path), catalog))
 
 
 def _hint_for_path(name: str, path: Path) -> str:
-    beside = [p.name for p in places.entries(path.parent) if p.name.endswith(".gguf")]
+    if folders.is_broken_link(path):
+        return f"it is a link to {os.path.realpath(path)}, which is not there"
+    beside = [p.name for p in folders.entries(path.parent) if p.name.endswith(".gguf")]
     close = get_close_matches(path.name, beside, n=1, cutoff=0.5)
     if close:
         return f"did you mean {path.with_name(close[0])}?"
@@ -140,7 +141,7 @@ def _hint_for_path(name: str, path: Path) -> str:
 
 
 def _of_spec(spec: ModelSpec, catalog: Catalog) -> LocatedModel:
-    own = [places.at(path) for path in own_paths(spec) if places.is_file(path)]
+    own = [places.at(path) for path in own_paths(spec) if folders.is_file(path)]
     for file in chain(own, places.all_files()):
         if is_of(file, spec):
             return LocatedModel(file.path, spec.name, spec)
@@ -168,12 +169,13 @@ def _of_ollama(reference: OllamaReference, catalog: Catalog) -> LocatedModel:
 
 def _of_url(reference: UrlReference) -> LocatedModel:
     path = models_dir() / reference.file_name
-    known = record.read(path)
-    if not reference.file_name or not places.is_file(path) or (known and known.source != reference.source):
-        raise ModelNotFoundError(
-            f"the file of {reference.url} is not on this machine", hint=f"get it with: pagedrun pull {reference.url}"
-        )
-    return LocatedModel(path, reference.url, None)
+    # What only has the same name, from another address or from nowhere known, is another model.
+    known = record.last(path) if reference.file_name and folders.is_file(path) else None
+    if known and (known.source == reference.source or known.sha256 == reference.sha256):
+        return LocatedModel(path, reference.url, None)
+    raise ModelNotFoundError(
+        f"the file of {reference.url} is not on this machine", hint=f"get it with: pagedrun pull {reference.url}"
+    )
 
 
 def _suggest(name: str, catalog: Catalog) -> str:
@@ -200,41 +202,31 @@ def _how_to_get(spec: ModelSpec, catalog: Catalog) -> str:
 
 def _of_hub(reference: HubReference, catalog: Catalog) -> LocatedModel:
     firsts = (f for f in places.all_files(reference.repo) if (quants.part_of(f.path.name) or (1, 1))[0] == 1)
-    there = [f for f in firsts if _is_of_revision(f, reference.revision)]
-    named = _of_file(there, reference.file) if reference.file else []
+    there = [f for f in firsts if f.is_of(reference.repo, reference.revision)]
+    named = [f for f in there if f.file == reference.file]
     there = [f for f in there if not quants.is_projector(f.file)]
     chosen = named if reference.file else _of_quant(there, reference.quant)
     if chosen:
         return LocatedModel(chosen[0].path, str(reference), spec_of(chosen[0], catalog))
+    revision = f" at {reference.revision}" if reference.revision else ""
     if not there:
         raise ModelNotFoundError(
-            f"no GGUF file of {reference.repo} is on this machine", hint=_how_to_get_from_hub(reference)
+            f"no GGUF file of {reference.repo}{revision} is on this machine", hint=_how_to_get_from_hub(reference)
         )
-    names = ", ".join(sorted({quants.quant_of(f.path.name) or f.file for f in there}))
+    names = ", ".join(sorted({f.quant or f.file for f in there}))
     wanted = reference.file or reference.quant or quants.PREFERRED
-    raise ModelNotFoundError(f"{reference.repo} is on this machine, but not as {wanted}", hint=f"there is: {names}")
-
-
-def _of_file(files: list[PlacedFile], wanted: str) -> list[PlacedFile]:
-    """The files of that path or name; of its own ones pagedrun keeps the name, not the folders of the source."""
-    exact = [f for f in files if wanted in (f.file, f.path.name)]
-    return exact or [f for f in files if f.place == "pagedrun" and f.path.name == Path(wanted).name]
+    raise ModelNotFoundError(
+        f"{reference.repo}{revision} is on this machine, but not as {wanted}", hint=f"there is: {names}"
+    )
 
 
 def _of_quant(files: list[PlacedFile], quant: str | None) -> list[PlacedFile]:
     """The files of that quantisation, exact names first; None: of the usual one, or the only one that is here."""
     wanted = quant or quants.PREFERRED
-    chosen = [f for f in files if quants.is_quant(f.path.name, wanted)]
-    if not chosen and quant is None and len({quants.quant_of(f.path.name) for f in files}) == 1:
+    chosen = [f for f in files if quants.is_quant(f.file, wanted)]
+    if not chosen and quant is None and len({f.quant for f in files}) == 1:
         return files
-    return sorted(chosen, key=lambda f: quants.quant_of(f.path.name) != wanted.upper())
-
-
-def _is_of_revision(file: PlacedFile, revision: str | None) -> bool:
-    """Whether a file is of that revision. Of its own files pagedrun knows the commit only, not its branches."""
-    if revision is None or revision in file.revisions:
-        return True
-    return file.place == "pagedrun" and not _COMMIT.fullmatch(revision)
+    return sorted(chosen, key=lambda f: f.quant != wanted.upper())
 
 
 def _how_to_get_from_hub(reference: HubReference) -> str:

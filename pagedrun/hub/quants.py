@@ -4,6 +4,7 @@ Qwen3.5-4B-Q4_K_M.gguf                        Q4_K_M
 Qwen3.6-35B-A3B-UD-Q4_K_M.gguf                UD-Q4_K_M, which also counts as Q4_K_M
 gpt-oss-20b-MXFP4.gguf                        MXFP4
 model-BF16-00001-of-00003.gguf                BF16, and a part of a split model
+Q8_0/model.gguf                               Q8_0: where the name says nothing, its folder in the repository does
 """
 
 from __future__ import annotations
@@ -13,20 +14,24 @@ import re
 #: Of several quantisations of one model this one is taken when none was named: the usual balance.
 PREFERRED = "Q4_K_M"
 
-_QUANT = re.compile(r"(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|F16|F32)(?=[-.])", re.IGNORECASE)
+_QUANT = re.compile(r"(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|F16|F32)(?=[-.]|$)", re.IGNORECASE)
 _PART = re.compile(r"-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf$", re.IGNORECASE)
 _BITS = re.compile(r"Q(\d)")
 
 
-def quant_of(file_name: str) -> str | None:
-    """The quantisation a file is named after, in upper case ("UD-Q4_K_M"); None when its name has none."""
-    found = _QUANT.findall(file_name)
+def quant_of(file: str) -> str | None:
+    """The quantisation that a file, or else its folder, is named after, in upper case ("UD-Q4_K_M"); None for none.
+
+    `file`: a name, or a path inside a repository.
+    """
+    folder, _, name = file.rpartition("/")
+    found = _QUANT.findall(name) or _QUANT.findall(folder.rpartition("/")[2])
     return str(found[-1]).upper() if found else None
 
 
-def is_quant(file_name: str, wanted: str) -> bool:
-    """Whether a file is named after that quantisation, with or without a prefix like UD-."""
-    found = quant_of(file_name)
+def is_quant(file: str, wanted: str) -> bool:
+    """Whether a file is of that quantisation, with or without a prefix like UD-."""
+    found = quant_of(file)
     return found is not None and wanted.upper() in (found, found.removeprefix("UD-"))
 
 

@@ -6,7 +6,8 @@ for a file of which nothing is known only its structure can be looked at: that e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from pagedrun.units import size
 
 OnBytes = Callable[[int, int], None]
 
+#: What to do about a file that is broken where it comes from.
+ANOTHER = "take another one: pagedrun search WORD"
+
 _KEEPERS = {"huggingface": "the Hugging Face cache", "ollama": "Ollama"}
 
 
@@ -25,12 +29,13 @@ _KEEPERS = {"huggingface": "the Hugging Face cache", "ollama": "Ollama"}
 class Verdict:
     """good: nothing speaks against the file. hashed: that is known from its checksum, not only from its structure.
 
-    detail: one line that says what was compared, or what is wrong.
+    detail: one line that says what was compared, or what is wrong. published: it is as wrong at its source.
     """
 
     good: bool
     hashed: bool
     detail: str
+    published: bool = False
 
 
 def verify(entry: Entry, on_progress: OnBytes) -> Verdict:
@@ -49,6 +54,21 @@ def verify(entry: Entry, on_progress: OnBytes) -> Verdict:
         return Verdict(False, False, e.message)
     except OSError as e:
         return Verdict(False, False, f"cannot read {e.filename or entry.paths[0]}: {e.strerror or e}")
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Around what reads a model: what is broken in a file that is as its source has it does not get whole by fetching.
+
+    Raises ModelFileError with a hint that says so.
+    """
+    try:
+        yield
+    except ModelFileError as e:
+        known = record.read(path)
+        if known is None or not known.verified or not e.hint.startswith(("fetch", "download")):
+            raise
+        raise ModelFileError(e.message, hint=f"{known.source} has it so, too: {ANOTHER}") from e
 
 
 def _expected(entry: Entry, number: int) -> tuple[str | None, str]:
@@ -74,6 +94,10 @@ def _compare(entry: Entry, expected: list[str], who: str, on_progress: OnBytes) 
             return Verdict(False, True, f"{path.name} has sha256 {found}, and {who} says {sha256}")
         _trust(path)
         before += path.stat().st_size
+    try:
+        read_facts(entry.paths[0])
+    except ModelFileError as e:
+        return Verdict(False, True, f"as published, but damaged: {e.message}", published=True)
     return Verdict(True, True, f"sha256 as {who} says")
 
 

@@ -26,8 +26,16 @@ def resolve(name: str, *, projector: bool = False) -> Pullable:
     """What `name` stands for, with a line on a terminal while the hub is asked. Raises what `pull.resolve` does."""
     from pagedrun.hub import pull
 
-    with console.waiting(f"looking for {name}"):
-        return pull.resolve(name, projector=projector)
+    with console.waiting(f"looking for {name}") as say:
+        return pull.resolve(name, projector=projector, say=say)
+
+
+def here(pullable: Pullable) -> list[Path] | None:
+    """Its files, where all are on this machine already, with a bar where they have to be hashed."""
+    from pagedrun.hub import pull
+
+    with console.ByteProgress(f"checking {pullable.title}") as progress:
+        return pull.present(pullable, progress)
 
 
 def show(pullable: Pullable) -> None:
@@ -61,9 +69,9 @@ def bring(pullable: Pullable) -> Path:
     from pagedrun.hub import part, pull
 
     began = time.monotonic()
-    here = sum(part.bytes_of(path) for path in pullable.paths)
-    if here:
-        console.note(f"{units.size(here)} of it are here already")
+    begun = sum(part.bytes_of(path) for path in pullable.paths)
+    if begun:
+        console.note(f"{units.size(begun)} of it are here already")
     try:
         with console.ByteProgress(pullable.title, at_once=True) as progress:
             path = pull.fetch(pullable, progress, on_status=progress.status, on_note=progress.note)
@@ -71,7 +79,7 @@ def bring(pullable: Pullable) -> Path:
         console.note("stopped; what has come is kept, and the same command goes on from there")
         raise
     seconds = time.monotonic() - began
-    came = (pullable.size or 0) - here
+    came = (pullable.size or 0) - begun
     rate = units.rate(came, seconds) if came > _MEASURABLE else None
     speed = f" ({units.size(rate)}/s)" if rate else ""
     console.note(f"fetched {console.printable(pullable.title)} in {units.duration(seconds)}{speed}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from pagedrun import hub
 from pagedrun.catalog import load_catalog
 from pagedrun.cli import console, fetching
@@ -21,14 +23,15 @@ def find_or_pull(name: str | None, *, pull: bool) -> hub.LocatedModel:
         if not _can_be_pulled(name):
             raise
         if not pull and not console.can_ask():
-            how = e.hint if "pagedrun " in e.hint else f"{e.hint}; get it with: pagedrun pull {name}"
+            how = e.hint if "pagedrun " in e.hint else f"{e.hint}; get it with: pagedrun pull {shlex.quote(name)}"
             raise ModelNotFoundError(e.message, hint=f"{how} (or add --pull)") from e
         absent = e
     pullable = fetching.resolve(name)
-    fetching.show(pullable)
-    if not pull and not console.confirm("Download?", default=True):
-        raise absent
-    fetching.bring(pullable)
+    if not fetching.here(pullable):  # the same content may have come under another revision
+        fetching.show(pullable)
+        if not pull and not console.confirm("Download?", default=True):
+            raise absent
+        fetching.bring(pullable)
     return hub.locate(name if pullable.url else pullable.name)
 
 

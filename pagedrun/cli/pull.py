@@ -9,6 +9,7 @@ import typer
 
 from pagedrun.cli import console, fetching
 from pagedrun.cli.table import print_json, print_text
+from pagedrun.errors import DownloadError
 
 if TYPE_CHECKING:
     from pagedrun.hub.pull import Pullable
@@ -34,8 +35,7 @@ def pull(
     """
     results = []
     for each in name:
-        pullable = fetching.resolve(each, projector=projector)
-        paths = _pull(pullable)
+        pullable, paths = _pull(each, projector)
         if json:
             results.append(_as_json(pullable, paths))
         else:
@@ -44,17 +44,24 @@ def pull(
         print_json(results)
 
 
-def _pull(pullable: Pullable) -> list[Path]:
-    from pagedrun.hub.pull import present
+def _pull(name: str, projector: bool) -> tuple[Pullable, list[Path]]:
+    """What was meant, and its files, fetched where they were not here."""
+    from pagedrun.hub.pull import at_hand, present
 
-    with console.ByteProgress(f"checking {pullable.title}") as progress:
-        paths = present(pullable, progress)
-    if paths:
+    try:
+        pullable = fetching.resolve(name, projector=projector)
+    except DownloadError as e:
+        here = None if projector else at_hand(name)
+        if here is None:
+            raise
+        console.note(console.printable(f"{here[0].title} is here already ({e.message})"))
+        return here
+    if paths := fetching.here(pullable):
         console.note(console.printable(f"{pullable.title} is here already"))
-        return paths
+        return pullable, paths
     fetching.show(pullable)
     fetching.bring(pullable)
-    return present(pullable) or pullable.paths
+    return pullable, present(pullable) or pullable.paths
 
 
 def _as_json(pullable: Pullable, paths: list[Path]) -> dict[str, Any]:

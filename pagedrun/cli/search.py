@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pagedrun.catalog import ModelSpec
     from pagedrun.hub.remote import Found
 
+_HERE = {True: "yes", False: ""}
 _FITS = {"gpu": "GPU", "gpu+ram": "GPU and RAM", "ram": "RAM", "no": "no", None: ""}
 
 
@@ -29,16 +30,22 @@ def search(
     Exit codes: 0 found, 1 nothing found, 2 wrong usage.
     """
     specs = _of_registry(word)
-    found = [] if registry else _of_hub(word, limit)
-    if not specs and not found:
-        raise ModelError(f"nothing is called {' '.join(word)!r}", hint="fewer or shorter words find more")
+    found, unasked = ([], None) if registry else _of_hub(word, limit)
+    here = _repositories_here() if found else set()
     rows = [_of_spec(spec) for spec in specs]
+    repositories = [(f"hf:{f.name}", f.downloads, f.name.lower() in here) for f in found]
     if json:
-        print_json([*rows, *({"name": f"hf:{f.name}", "source": "hub", "downloads": f.downloads} for f in found)])
-        return
-    table = [[r["name"], _size(r["size"]), _FITS[r["fits"]], "yes" if r["here"] else "", r["title"]] for r in rows]
-    table += [[f"hf:{f.name}", "", "", "", units.count(f.downloads, "download")] for f in found]
-    print_table(["NAME", "SIZE", "FITS", "HERE", "WHAT"], table, right={"SIZE"})
+        print_json([*rows, *({"name": n, "source": "hub", "downloads": d, "here": h} for n, d, h in repositories)])
+    elif rows or repositories:
+        table = [[r["name"], _size(r["size"]), _FITS[r["fits"]], _HERE[r["here"]], r["title"]] for r in rows]
+        table += [[name, "", "", _HERE[is_here], units.count(n, "download")] for name, n, is_here in repositories]
+        print_table(["NAME", "SIZE", "FITS", "HERE", "WHAT"], table, right={"SIZE"})
+    if unasked:
+        console.note(console.printable(f"only the registry was searched: {unasked.message}"))
+    if not rows and not repositories:
+        where = " in the registry" if unasked or registry else ""
+        hint = "fewer or shorter words find more" if not registry else "without --registry the hub is searched, too"
+        raise ModelError(f"nothing is called {' '.join(word)!r}{where}", hint=unasked.hint if unasked else hint)
 
 
 def _of_registry(words: list[str]) -> list[ModelSpec]:
@@ -50,16 +57,22 @@ def _of_registry(words: list[str]) -> list[ModelSpec]:
     return [s for s in load_catalog().models.values() if all(word.lower() in text(s) for word in words)]
 
 
-def _of_hub(words: list[str], limit: int) -> list[Found]:
-    """What the hub finds; without it the registry has to do, and a line says so."""
+def _of_hub(words: list[str], limit: int) -> tuple[list[Found], DownloadError | None]:
+    """What the hub finds, or why it could not be asked: the registry has to do then."""
     from pagedrun.hub import remote
 
     try:
-        with console.waiting("asking the hub"):
-            return remote.search(words, limit)
+        with console.waiting("asking the hub") as say:
+            return remote.search(words, limit, say), None
     except DownloadError as e:
-        console.note(f"only the registry was searched: {console.printable(e.message)}")
-        return []
+        return [], e
+
+
+def _repositories_here() -> set[str]:
+    """The repositories, in small letters, of which there is a model on this machine."""
+    from pagedrun.hub import places, quants
+
+    return {file.repo.lower() for file in places.all_files() if file.repo and not quants.is_projector(file.file)}
 
 
 def _of_spec(spec: ModelSpec) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`pull`, `search`, and what other commands do about a model that is not here, as a user meets them."""
+"""`pull`, and what other commands do about a model that is not here, as a user meets them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pagedrun import hub as library
 from pagedrun.cli import console, generate, main, missing
 from pagedrun.errors import DownloadError, ModelError, ModelNotFoundError
 from pagedrun.memory import FreeMemory
-from tests.fake_hub import FakeHub, Fault, Repo, model
+from tests.fake_hub import COMMIT, FakeHub, Fault, Repo, model
 from tests.hub_fakes import CONTENT
 from tests.repl_terminal import ENTER, Terminal
 
@@ -104,6 +104,50 @@ def test_a_model_in_another_programs_folder_is_not_fetched(
     assert captured.out == f"{there}\n" and "is here already" in captured.err
 
 
+@pytest.mark.parametrize(
+    "name", ["hf:me/M-GGUF", "hf:me/M-GGUF:Q4_K_S", f"hf:me/M-GGUF@{COMMIT}", "hf:me/M-GGUF/M-Q4_K_S.gguf", "mine"]
+)
+def test_offline_what_is_here_is_said_to_be(
+    hub: FakeHub, capsys: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    own = Path(os.environ["PAGEDRUN_CONFIG"]) / "models.toml"
+    own.write_text(own.read_text() + '\n[models.mine]\nsource = "hf:me/M-GGUF"\nfile = "M-Q4_K_S.gguf"\n')
+    hub.repos["me/M-GGUF"].files["M-Q4_K_S.gguf"] = CONTENT
+    assert main.run(["pull", "hf:me/M-GGUF"]) == 0
+    capsys.readouterr()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert main.run(["pull", "--json", name]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.endswith("is here already (the hub must not be asked: HF_HUB_OFFLINE is set)\n")
+    (row,) = json.loads(captured.out)
+    assert row["path"] == str(models() / "me" / "M-GGUF" / "M-Q4_K_S.gguf")
+    assert row["source"] == f"hf:me/M-GGUF@{COMMIT}" and row["size"] == len(CONTENT)
+    assert main.run(["pull", "hf:me/M-GGUF:Q8_0"]) == 1
+    assert main.run(["pull", "--projector", name]) == 1
+
+
+def test_without_a_network_one_model_at_one_commit_is_here(
+    hub: FakeHub, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repos["me/M-GGUF"].files["M-Q4_K_S.gguf"] = CONTENT
+    assert main.run(["pull", "hf:me/M-GGUF:Q4_K_S"]) == 0
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert main.run(["pull", f"hf:me/M-GGUF@{COMMIT}:Q4_K_S"]) == 0
+    assert "is here already (127.0.0.1:9: connection refused)" in capsys.readouterr().err
+    assert main.run(["pull", "hf:me/M-GGUF:Q4_K_S"]) == 1  # there may be a newer one
+    path = models() / "me" / "M-GGUF" / "M-Q4_K_S.gguf"
+    path.write_bytes(CONTENT[:-1])
+    assert main.run(["pull", f"hf:me/M-GGUF@{COMMIT}:Q4_K_S"]) == 1  # damaged
+
+
+def test_what_came_under_another_revision_is_not_offered_again(hub: FakeHub, terminal: list[str]) -> None:
+    terminal.append("no")
+    path = missing.find_or_pull("hf:me/M-GGUF", pull=True).path
+    assert missing.find_or_pull("hf:me/M-GGUF@main", pull=False).path == path
+    assert missing.find_or_pull("hf:me/M-GGUF@main:Q4_K_S", pull=False).path == path
+    assert terminal == ["no"]
+
+
 # --- a model that is not here ---
 
 
@@ -185,46 +229,6 @@ def test_complete_and_chat_take_pull(hub: FakeHub, capsys: Any, monkeypatch: pyt
     assert (models() / "me" / "big-GGUF" / "Big-Q4_K_M.gguf").read_bytes() == CONTENT
 
 
-# --- search ---
-
-
-def test_search_shows_the_registry_first_and_then_the_hub(hub: FakeHub, capsys: Any) -> None:
-    assert main.run(["search", "big"]) == 0
-    captured = capsys.readouterr()
-    title, first, second = captured.out.splitlines()
-    assert title.split() == ["NAME", "SIZE", "FITS", "HERE", "WHAT"]
-    assert first.split() == ["big", "10.0", "KiB", "RAM", "big"] and second.split() == [
-        "hf:me/big-GGUF",
-        "0",
-        "downloads",
-    ]
-    assert captured.err == ""
-    missing.find_or_pull("big", pull=True)
-    capsys.readouterr()
-    assert main.run(["search", "--registry", "BIG", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert (row["name"], row["source"], row["size"], row["fits"], row["here"]) == (
-        "big",
-        "registry",
-        10244,
-        "ram",
-        True,
-    )
-
-
-def test_search_without_a_network_has_the_registry(hub: FakeHub, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert main.run(["search", "big"]) == 0
-    captured = capsys.readouterr()
-    assert "big" in captured.out and captured.err == "only the registry was searched: 127.0.0.1:9: connection refused\n"
-
-
-def test_search_that_finds_nothing_is_an_error(hub: FakeHub, capsys: Any) -> None:
-    assert main.run(["search", "absent", "model"]) == 1
-    assert "nothing is called 'absent model'" in capsys.readouterr().err
-    assert main.run(["search", "big", "--limit", "0"]) == 2
-
-
 # --- at a real terminal ---
 
 
@@ -242,3 +246,16 @@ def test_a_newcomer_is_asked_and_gets_there(hub: FakeHub, tmp_path: Path) -> Non
     finally:
         terminal.close()
     assert (models() / "me" / "M-GGUF" / "M-Q4_K_S.gguf").read_bytes() == SMALL
+
+
+def test_ctrl_c_at_the_question_ends_its_line(hub: FakeHub) -> None:
+    names = ("PAGEDRUN_CONFIG", "PAGEDRUN_MODELS", "PAGEDRUN_STATE", "HF_ENDPOINT")
+    env = {name: os.environ[name] for name in names} | {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    terminal = Terminal("-m", "pagedrun", "path", "hf:me/M-GGUF", env=env, cols=200)
+    try:
+        terminal.wait_for(r"Download\? \[Y/n\]")
+        terminal.send("\x03")
+        assert terminal.wait_for_exit() == 130
+        assert terminal.screen.cursor.x == 0
+    finally:
+        terminal.close()

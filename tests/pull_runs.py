@@ -193,7 +193,7 @@ class Lab:
             if inside.parts[0] == ".pull":
                 if done:
                     return f"left over: {inside}"
-                if path.name not in ("part", "id", "lock"):
+                if path.name not in ("part", "id", "total", "lock"):
                     return f"unknown: {inside}"
             elif path in expected:
                 if path.read_bytes() != expected[path]:

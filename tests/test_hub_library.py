@@ -224,7 +224,10 @@ def test_what_was_published_damaged_is_bad_though_its_checksum_is_right(home: Pa
     assert (verdict.good, verdict.hashed, verdict.published) == (False, True, True)
     assert verdict.detail.startswith("as published, but damaged: ")
     assert record.read(path) is not None  # it is what it should be
-    for hint, shown in (("fetch the file again", "has it so, too"), ("run again with -v", "run again with -v")):
+    for hint, shown in (
+        ("fetch the file again", "it is so in hf:me/R, too"),
+        ("run again with -v", "run again with -v"),
+    ):
         with pytest.raises(ModelFileError) as caught, explained(path):
             raise ModelFileError("it is damaged", hint=hint)
         assert shown in caught.value.hint

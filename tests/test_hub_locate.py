@@ -58,6 +58,15 @@ def test_an_absent_path_suggests_its_neighbour(home: Path) -> None:
     assert str(path) in caught.value.hint
 
 
+def test_a_link_to_what_is_gone_is_said_to_be_one(home: Path) -> None:
+    link = home / "models" / "m.gguf"
+    link.symlink_to(home / "gone.gguf")
+    for name in ("m.gguf", str(link)):
+        with pytest.raises(ModelNotFoundError) as caught:
+            hub.locate(name)
+        assert caught.value.hint == f"it is a link to {home / 'gone.gguf'}, which is not there"
+
+
 def test_a_name_means_its_file_in_the_models_folder(home: Path) -> None:
     path = put(home / "models" / "Tiny.gguf")
     found = hub.locate("TINY")

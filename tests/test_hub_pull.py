@@ -77,6 +77,11 @@ def test_neither_password_nor_signature_is_kept(hub: FakeHub) -> None:
     address = hub.file_url("m.gguf").replace("http://", "http://user:secret@") + "?token=secret"
     pullable = pull.resolve(address)
     assert pullable.source == hub.file_url("m.gguf")
+    interrupted_at(100_000, address)
+    assert all("secret" not in p.read_text() for p in Path(os.environ["PAGEDRUN_MODELS"]).rglob("id"))
+    pull.fetch(pull.resolve(address.replace("token=secret", "token=other")), lambda done, total: None)
+    assert "range" in hub.asked("file")[-1]  # another signature is the same address
+    (Path(os.environ["PAGEDRUN_MODELS"]) / "m.gguf").unlink()
     path = pull.fetch(pullable, lambda done, total: None)
     assert "secret" not in record.record_path(path).read_text()
 

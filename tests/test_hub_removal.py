@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pagedrun.errors import ModelError, ModelNotFoundError
-from pagedrun.hub import library, record, removal
+from pagedrun.hub import library, part, record, removal
 from pagedrun.hub.unfinished import means, unfinished
 from tests.hub_fakes import CONTENT, SHA, make_home, put
 from tests.places_fakes import COMMIT, in_lmstudio
@@ -34,9 +34,9 @@ def remove(name: str) -> int:
 
 def test_removing_takes_all_parts_and_notes_and_leaves_the_neighbours(home: Path) -> None:
     parts = [put(home / "models" / "me" / "S" / f"S-Q8_0-0000{n}-of-00002.gguf") for n in (1, 2)]
-    for part in parts:
-        recorded(part)
-        put(part.with_name(f".{part.name}.checked"))
+    for path in parts:
+        recorded(path)
+        put(path.with_name(f".{path.name}.checked"))
     neighbour = put(home / "models" / "me" / "N" / "n.gguf")
     assert remove("hf:me/S:Q8_0") == 2 * len(CONTENT)
     assert not (home / "models" / "me" / "S").exists()
@@ -149,6 +149,18 @@ def test_of_an_unfinished_model_its_whole_parts_count(home: Path) -> None:
     big, split = unfinished()
     assert (split.name, split.size, split.total, split.is_again) == ("hf:me/S:Q8_0", 9 + 4, None, False)
     assert (big.size, big.total, big.is_again) == (4, len(CONTENT), True)
+
+
+@pytest.mark.parametrize("address", ["https://e.org/u.gguf", "https://me:secret@e.org/u.gguf?key=1"])
+def test_how_far_it_is_and_how_it_goes_on_is_noted_beside_the_bytes(home: Path, address: str) -> None:
+    final = home / "models" / "u.gguf"
+    with part.opened(final, f'"tag" {address}', 4000, print) as so_far:
+        so_far.take_up(print)
+        so_far.append(b"half")
+    (one,) = unfinished()
+    assert (one.size, one.total, one.pull_name) == (4, 4000, "https://e.org/u.gguf")
+    assert part.discard(final) == 4
+    assert os.listdir(home / "models") == []  # noqa: PTH208
 
 
 def test_two_unfinished_models_are_not_dropped_with_one_name(home: Path) -> None:

@@ -164,7 +164,7 @@ def test_waits_grow_and_end(hub: FakeHub) -> None:
     error = refused()
     assert hub.waits == [1.0, 2.0, 4.0, 8.0, 16.0]
     assert "it goes on after the 4.9 KiB that are here" in error.hint
-    assert left_over() == {"part", "id", "lock"}
+    assert left_over() == {"part", "id", "total", "lock"}
 
 
 @pytest.mark.parametrize(("asked", "waited"), [("7", [7.0]), ("0", [0.0]), ("nonsense", [1.0])])
@@ -260,7 +260,7 @@ def test_a_second_pull_waits_for_the_first_and_finds_its_file(hub: FakeHub) -> N
 
 def test_a_killed_pull_leaves_no_lock(hub: FakeHub) -> None:
     interrupted_at(100_000)
-    assert left_over() == {"part", "id", "lock"}
+    assert left_over() == {"part", "id", "total", "lock"}
     assert part.discard(final()) > 0
     assert left_over() == set() and part.discard(final()) == 0
 

@@ -121,7 +121,7 @@ def _at_path(name: str, catalog: Catalog) -> LocatedModel:
     except RuntimeError:  # ~NAME of nobody here
         path = Path(name).absolute()
     own = models_dir() / name
-    if folders.found_at(path) is None and "/" not in name and folders.found_at(own):
+    if folders.found_at(path) is None and "/" not in name and (folders.found_at(own) or folders.is_broken_link(own)):
         path = own
     if folders.found_at(path) is None:
         raise ModelNotFoundError(f"there is no file {path}", hint=_hint_for_path(name, path))

@@ -2,7 +2,8 @@
 
 FOLDER/lock    held by whoever fetches
 FOLDER/part    the bytes so far
-FOLDER/id      which content they belong to: its checksum, or what the server calls this version
+FOLDER/id      which content they belong to: its checksum, or what the server calls this version, and the address
+FOLDER/total   how many bytes it will have, where that is known
 
 FOLDER is `.pull/` and the file's place in the models folder, so that two pulls of one place meet.
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from pagedrun.errors import DiskFullError, DownloadError, PagedrunError
+from pagedrun.hub import folders
 from pagedrun.paths import models_dir
 from pagedrun.units import size
 
@@ -37,9 +39,11 @@ def folder_of(final: Path) -> Path:
 class Part:
     """The bytes so far, with their running checksum. Only for who holds the lock: see `opened`."""
 
-    def __init__(self, folder: Path, identity: str) -> None:
+    def __init__(self, folder: Path, identity: str, total: int | None) -> None:
         self.path = folder / "part"
         self._id = folder / "id"
+        self._total = folder / "total"
+        self._n_bytes = total
         self.identity = identity
         self.size = 0
         self.digest = hashlib.sha256()
@@ -68,6 +72,7 @@ class Part:
         with self.path.open("wb"):
             pass
         self._id.write_text(self.identity, encoding="utf-8")
+        self._total.write_text(str(self._n_bytes or ""), encoding="ascii")
 
     def append(self, block: bytes) -> None:
         """Add what has come."""
@@ -98,11 +103,14 @@ class Part:
 
 
 @contextmanager
-def opened(final: Path, identity: str, on_wait: OnBytes) -> Iterator[Part]:
-    """The part of `final`, under its lock. While another has it, `on_wait` hears how many bytes that one has."""
+def opened(final: Path, identity: str, total: int | None, on_wait: OnBytes) -> Iterator[Part]:
+    """The part of `final`, under its lock. While another has it, `on_wait` hears how many bytes that one has.
+
+    total: the bytes it will have, where that is known.
+    """
     folder = folder_of(final)
     descriptor = _locked(folder, on_wait)
-    part = Part(folder, identity)
+    part = Part(folder, identity, total)
     try:
         yield part
     finally:
@@ -133,6 +141,18 @@ def discard(final: Path) -> int:
 def bytes_of(final: Path) -> int:
     """How many bytes of `final` an unfinished part has."""
     return _size(folder_of(final) / "part")
+
+
+def total_of(final: Path) -> int | None:
+    """How many bytes `final` will have, as far as an unfinished part knows."""
+    text = folders.text_of(folder_of(final) / "total")
+    return int(text) if text.isdecimal() else None
+
+
+def address_of(final: Path) -> str | None:
+    """Where an unfinished part comes from, if only its address tells that."""
+    _, _, address = folders.text_of(folder_of(final) / "id").rpartition(" ")
+    return address or None
 
 
 def disk_error(error: OSError, final: Path) -> PagedrunError:
@@ -182,7 +202,7 @@ def _clear(folder: Path) -> None:
     """Remove what is of no use without a part, and the folders that are empty then."""
     if _size(folder / "part"):
         return
-    for name in ("part", "id", "lock"):
+    for name in ("part", "id", "total", "lock"):
         with suppress(OSError):
             (folder / name).unlink(missing_ok=True)
     for empty in (folder, *folder.parents):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from pagedrun import units
 from pagedrun.errors import DownloadError, ModelFileError
 from pagedrun.hub import http, part
+from pagedrun.hub.reference import UrlReference
 
 if TYPE_CHECKING:
     import httpx
@@ -66,7 +67,10 @@ class Download:
     @property
     def identity(self) -> str:
         """What a part must be of to be gone on with; "" for what cannot be told from another content."""
-        return f"sha256:{self.sha256}" if self.sha256 else f"{self.version} {self.url}" if self.version else ""
+        if self.sha256:
+            return f"sha256:{self.sha256}"
+        # Without password and signature, which may be others the next time, and are nobody's business on a disk.
+        return f"{self.version} {UrlReference(self.url).source}" if self.version else ""
 
 
 class _TryAgainError(Exception):
@@ -108,7 +112,7 @@ def fetch(download: Download, target: Target, watch: Watch) -> None:
         watch.progress(n_bytes, download.size or 0)
 
     try:
-        with part.opened(target.final, download.identity, waiting) as so_far:
+        with part.opened(target.final, download.identity, download.size, waiting) as so_far:
             watch.status("")
             if target.is_there():
                 return

@@ -85,16 +85,24 @@ def _described(finals: list[Path], entry: Entry | None, taken: Counter[str]) -> 
         name = _long_name(finals[0])
     spec = _spec_at(finals[0])
     whole = [path for path in entry.paths if path not in finals] if entry else []
-    # From an address, which is not noted, or not for `pull` (safetensors).
-    is_pullable = spec is not None or (name.startswith("hf:") and finals[0].name.lower().endswith(".gguf"))
+    is_one_file = quants.part_of(finals[0].name) is None
     return Unfinished(
         name=name,
-        pull_name=name if is_pullable else None,
+        pull_name=_pull_name(name, finals[0], spec),
         finals=tuple(finals),
         size=sum(part.bytes_of(final) for final in finals) + sum(map(folders.size_of, whole)),
-        total=spec.size if spec else None,
+        total=spec.size if spec else part.total_of(finals[0]) if is_one_file else None,
         is_again=any(final.exists() for final in finals),
     )
+
+
+def _pull_name(name: str, final: Path, spec: ModelSpec | None) -> str | None:
+    if spec:
+        return name
+    if final.parent != models_dir():
+        return name if final.name.lower().endswith(".gguf") else None  # safetensors are not for `pull`
+    address = part.address_of(final)
+    return UrlReference(address).source if address else None
 
 
 def _short_name(final: Path) -> str:

@@ -68,7 +68,7 @@ def explained(path: Path) -> Iterator[None]:
         known = record.read(path)
         if known is None or not known.verified or not e.hint.startswith(("fetch", "download")):
             raise
-        raise ModelFileError(e.message, hint=f"{known.source} has it so, too: {ANOTHER}") from e
+        raise ModelFileError(e.message, hint=f"it is so in {known.origin}, too; {ANOTHER}") from e
 
 
 def _expected(entry: Entry, number: int) -> tuple[str | None, str]:

@@ -141,6 +141,23 @@ def test_a_stderr_that_nobody_reads_changes_no_exit_code(args: list[str], code: 
         assert done.returncode == code
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("HF_ENDPOINT", "http://[::1", "HF_ENDPOINT is not the address of a hub: http://[::1"),
+        ("HF_HUB_ETAG_TIMEOUT", "soon", "Hugging Face's library cannot use its settings: "),
+    ],
+)
+@pytest.mark.parametrize("args", [["search", "m"], ["pull", "hf:me/M"], ["path", "hf:me/M"], ["list"]])
+def test_variables_that_a_library_cannot_use_are_no_defect(
+    args: list[str], variable: str, value: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)  # read when the library is imported: in a process of its own
+    done = subprocess.run([sys.executable, "-m", "pagedrun", *args], capture_output=True, text=True, check=False)
+    error, hint = done.stderr.splitlines()
+    assert done.returncode == 1 and error.startswith(f"error: {says}") and hint.startswith("hint:  ")
+
+
 def test_a_defect_is_one_line_and_a_traceback_in_the_log(raising, state: Path, capsys: Any) -> None:
     raising(RuntimeError("first line\nsecond line"))
     assert main.run(["fall"]) == 1

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from pagedrun.hub import folders, quants, record
+from pagedrun.hub import folders, quants, record, remote
 from pagedrun.paths import models_dir
 
 Place = Literal["pagedrun", "huggingface", "lmstudio", "ollama", "elsewhere"]
@@ -113,9 +113,7 @@ def own_files() -> Iterator[PlacedFile]:
 def huggingface_files(repo: str | None = None) -> Iterator[PlacedFile]:
     """What is in the Hugging Face cache: of each repository what `main` points to first, then the newest."""
     # Not scan_cache_dir: it gives up a whole repository for one broken link or one reference to nothing.
-    from huggingface_hub import constants
-
-    for folder in folders.entries(Path(constants.HF_HUB_CACHE)):
+    for folder in folders.entries(Path(remote.settings().HF_HUB_CACHE)):
         found = folder.name.removeprefix("models--").replace("--", "/")
         if folder.name.startswith("models--") and (repo is None or found.lower() == repo.lower()):
             yield from _in_cached_repository(folder, found)
@@ -140,12 +138,10 @@ def keeper(path: Path) -> Place:
 
     Where one has a folder inside another's, it is that one's.
     """
-    from huggingface_hub import constants
-
     real = Path(os.path.realpath(path.parent))
     roots: list[tuple[Place, list[Path]]] = [
         ("pagedrun", [models_dir()]),
-        ("huggingface", [Path(constants.HF_HUB_CACHE)]),
+        ("huggingface", [Path(remote.settings().HF_HUB_CACHE)]),
         ("lmstudio", _lmstudio_roots()),
         ("ollama", _ollama_roots()),
     ]

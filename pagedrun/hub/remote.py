@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
 from pagedrun import __version__, units
@@ -65,6 +66,20 @@ def endpoint() -> str:
         hint = "for example https://huggingface.co, which it is without that variable"
         raise DownloadError(f"HF_ENDPOINT is not the address of a hub: {value}", hint=hint)
     return value.rstrip("/")
+
+
+def settings() -> ModuleType:
+    """huggingface_hub's constants. It reads its variables when it is imported, so that this has to come first.
+
+    Raises DownloadError for variables that it cannot use.
+    """
+    try:
+        from huggingface_hub import constants
+    except ValueError as e:
+        endpoint()
+        hint = "see those of your variables whose names begin with HF_"
+        raise DownloadError(f"Hugging Face's library cannot use its settings: {e}", hint=hint) from e
+    return constants
 
 
 def repository(repo: str, revision: str | None = None, say: Say = http.silent) -> Repository:
@@ -132,6 +147,7 @@ def headers() -> dict[str, str]:
         hint = f"unset {variable} to use the network"
         raise DownloadError(f"the hub must not be asked: {variable} is set", hint=hint)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    settings()
     from huggingface_hub.utils import build_hf_headers
 
     found: dict[str, str] = build_hf_headers(library_name="pagedrun", library_version=__version__)
@@ -197,6 +213,7 @@ def _asked(request: Callable[[], T], repo: str | None, revision: str | None, say
 
 
 def _require_valid(repo: str) -> None:
+    settings()
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 

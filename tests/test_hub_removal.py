@@ -54,6 +54,22 @@ def test_removing_a_link_leaves_what_it_leads_to(home: Path) -> None:
     assert remove("m.gguf") == 0 and not link.is_symlink()
 
 
+def test_the_path_that_was_typed_goes_and_not_the_file_under_another(home: Path) -> None:
+    path = put(home / "models" / "me" / "R" / "R-Q8_0.gguf")
+    link = home / "models" / "z.gguf"
+    for typed in ("z.gguf", str(link), "models/../models/z.gguf", str(home / "same" / "z.gguf")):
+        link.symlink_to(path)
+        (home / "same").unlink(missing_ok=True)
+        (home / "same").symlink_to(home / "models")
+        assert remove(typed) == 0
+        assert path.exists() and not link.is_symlink(), typed
+    (home / "models" / "a.gguf").symlink_to(put(home / "out" / "o.gguf"))
+    (home / "models" / "linkdir").symlink_to(home / "out")
+    assert removal.meant(str(home / "models" / "linkdir" / "o.gguf")).entry.place == "elsewhere"
+    doomed = removal.meant(str(home / "same" / "me" / "R" / "R-Q8_0.gguf"))
+    assert (doomed.name, doomed.entry.paths) == ("hf:me/R:Q8_0", (path,))
+
+
 def test_a_file_with_the_longest_name_goes_with_its_record(home: Path) -> None:
     path = recorded(put(home / "models" / ("m" * 250 + ".gguf")))
     assert record.read(path) is not None

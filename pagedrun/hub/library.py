@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pagedrun.catalog import Catalog, ModelSpec, load_catalog
+from pagedrun.catalog import ModelSpec, load_catalog
 from pagedrun.errors import ModelFileError, ModelNotFoundError, UsageError
 from pagedrun.gguf_file import check_file, split_parts
 from pagedrun.hub import folders, places, quants, record
@@ -80,7 +80,22 @@ def find(name: str) -> Entry:
     for entry in here:
         if any(_inode(path) == _inode(part) for part in entry.paths):
             return entry
-    return _unlisted(path, catalog)
+    return unlisted(path)
+
+
+def unlisted(path: Path) -> Entry:
+    """The entry of a file that no list shows: of no known folder, a broken link, or the image part of a model.
+
+    Raises ModelFileError for what is no file.
+    """
+    if not folders.is_file(path) and not folders.is_broken_link(path):
+        check_file(path)  # says what it is
+    try:
+        paths = split_parts(path)
+    except ModelFileError:  # a later part, or one that lacks others
+        paths = [path]
+    parts = [replace(places.at(part), place=places.keeper(part)) for part in paths]
+    return _entry(str(path), parts, spec_of(parts[0], load_catalog()) if len(parts) == 1 else None, _used())
 
 
 def remember_use(path: Path) -> None:
@@ -223,18 +238,6 @@ def _broken_link(name: str) -> Path | None:
     if not isinstance(parse(name), PathReference):
         return None
     return next(filter(folders.is_broken_link, (Path(name).absolute(), models_dir() / name)), None)
-
-
-def _unlisted(path: Path, catalog: Catalog) -> Entry:
-    """The entry of a file that no list shows: of no known folder, a broken link, or the image part of a model."""
-    if not folders.is_file(path) and not folders.is_broken_link(path):
-        check_file(path)  # says what it is
-    try:
-        paths = split_parts(path)
-    except ModelFileError:  # a later part, or one that lacks others
-        paths = [path]
-    parts = [replace(places.at(part), place=places.keeper(part)) for part in paths]
-    return _entry(str(path), parts, spec_of(parts[0], catalog) if len(parts) == 1 else None, _used())
 
 
 def _inode(path: Path) -> object:

@@ -6,6 +6,7 @@ twice would delete two models. So here a name has to fit exactly one.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 from pagedrun.errors import ModelError, ModelNotFoundError
 from pagedrun.hub import folders, library, part, places, quants, record
 from pagedrun.hub.library import Entry
-from pagedrun.hub.reference import HubReference, parse
+from pagedrun.hub.reference import HubReference, PathReference, parse
 from pagedrun.hub.unfinished import Unfinished, means, unfinished
 from pagedrun.paths import models_dir
 
@@ -49,7 +50,21 @@ def meant(name: str) -> Doomed:
         if not begun:
             raise
         return Doomed(begun[0].name, None, finals)
+    if isinstance(reference, PathReference):
+        entry = _at_path(entry, name)
     return Doomed(entry.name, entry, finals)
+
+
+def _at_path(entry: Entry, name: str) -> Entry:
+    """The model at the path that was typed, and not the same file under another: one of the two may be a link."""
+    typed = [Path(name).expanduser(), models_dir() / name]
+    path = next((path for path in typed if folders.found_at(path)), None)
+    return entry if path is None or _spot(path) in map(_spot, entry.paths) else library.unlisted(path.absolute())
+
+
+def _spot(path: Path) -> Path:
+    """Where a file or a link lies, whatever way leads there."""
+    return Path(os.path.realpath(path.parent)) / path.name
 
 
 def _of_repository(reference: HubReference, begun: list[Unfinished]) -> Doomed:

@@ -172,6 +172,10 @@ def test_in_a_pipe_an_absent_model_is_an_error_with_the_command(hub: FakeHub) ->
     with pytest.raises(ModelNotFoundError) as caught:
         missing.find_or_pull("hf:me/M-GGUF:Q8_0", pull=False)
     assert "pagedrun pull hf:me/M-GGUF:Q8_0 (or add --pull)" in caught.value.hint
+    for name in ("hf:me/M-GGUF/My Model.gguf", "https://example.org/m.gguf?a=1&b=2"):
+        with pytest.raises(ModelNotFoundError) as caught:
+            missing.find_or_pull(name, pull=False)
+        assert f"pagedrun pull '{name}' (or add --pull)" in caught.value.hint  # as a shell takes it
     assert hub.requests == []
 
 

@@ -17,7 +17,7 @@ choose      which files of a repository
 pullable    what can be fetched: from what the user typed to sources, files, folders
 part        a file that is coming; survives a kill
 transfer    one file over HTTP, resumed and verified
-present     whether a file is the right one already
+present     whether a file is the right one already, and what may be replaced
 package     one file out of a Python package
 pull        brings a pullable's files into the models folder
 """

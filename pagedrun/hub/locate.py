@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -174,7 +175,8 @@ def _of_url(reference: UrlReference) -> LocatedModel:
     if known and (known.source == reference.source or known.sha256 == reference.sha256):
         return LocatedModel(path, reference.url, None)
     raise ModelNotFoundError(
-        f"the file of {reference.url} is not on this machine", hint=f"get it with: pagedrun pull {reference.url}"
+        f"the file of {reference.url} is not on this machine",
+        hint=f"get it with: pagedrun pull {shlex.quote(reference.url)}",
     )
 
 
@@ -230,7 +232,7 @@ def _of_quant(files: list[PlacedFile], quant: str | None) -> list[PlacedFile]:
 
 
 def _how_to_get_from_hub(reference: HubReference) -> str:
-    return f"get it with: pagedrun pull {reference}"
+    return f"get it with: pagedrun pull {shlex.quote(str(reference))}"
 
 
 # --- the embedded default --------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from pagedrun.cli import show_json, show_text
+from pagedrun.cli.models import show_json, show_text
 from pagedrun.gguf_file import read_facts
 from pagedrun.gguf_file.types import FORMATS, ValueType
 from pagedrun.memory import FreeMemory

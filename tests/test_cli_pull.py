@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from pagedrun import hub as library
-from pagedrun.cli import console, generate, main, missing
+from pagedrun.cli import console, generate, main
+from pagedrun.cli.models import missing
 from pagedrun.errors import DownloadError, ModelError, ModelNotFoundError
 from pagedrun.memory import FreeMemory
 from tests.fake_hub import COMMIT, FakeHub, Fault, Repo, model

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from pagedrun.cli import main, missing
+from pagedrun.cli import main
+from pagedrun.cli.models import missing
 from pagedrun.memory import FreeMemory
 from tests.fake_hub import FakeHub, Repo, model
 from tests.hub_fakes import CONTENT

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pagedrun.cli import main, quantize_source
+from pagedrun.cli import main
+from pagedrun.cli.quantize import source as sources
 from pagedrun.errors import (
     DiskFullError,
     DownloadError,
@@ -259,20 +260,20 @@ def test_a_repository_is_fetched_when_that_is_allowed(
     served: FakeHub, home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ModelNotFoundError, match="is not on this machine") as caught:
-        quantize_source.find("hf:me/tiny", pull=False)
+        sources.find("hf:me/tiny", pull=False)
     assert "--pull" in caught.value.hint
-    found = quantize_source.find("hf:me/tiny", pull=True)
+    found = sources.find("hf:me/tiny", pull=True)
     assert found == FolderSource(home / "models" / "me" / "tiny", "tiny")
     assert folder.is_complete(found.folder)
     assert not (found.folder / "own.py").exists()
     assert "3 files" in capfd.readouterr().err
     served.close()
-    assert quantize_source.find("hf:me/tiny", pull=False) == found
+    assert sources.find("hf:me/tiny", pull=False) == found
 
 
 def test_a_repository_of_gguf_files(served: FakeHub, home: Path) -> None:
-    found = quantize_source.find("hf:me/files", pull=True)
+    found = sources.find("hf:me/files", pull=True)
     assert isinstance(found, GgufSource)
     assert found.parts == (home / "models" / "me" / "files" / "files-Q8_0.gguf",)
     with pytest.raises(DownloadError, match="has no repository me/none"):
-        quantize_source.find("hf:me/none", pull=True)
+        sources.find("hf:me/none", pull=True)

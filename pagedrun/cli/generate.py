@@ -34,7 +34,7 @@ def find_model(name: str | None, *, pull: bool = False) -> hub.LocatedModel:
     the launcher (PAGEDRUN_AUTO_SETUP=1) asked for whatever is missing. Raises ModelNotFoundError, what fetching
     raises, and ModelError for a model that does not generate text.
     """
-    from pagedrun.cli.missing import find_or_pull
+    from pagedrun.cli.models.missing import find_or_pull
 
     if name is not None:
         _require_generates(load_catalog().get(name))  # before it is fetched

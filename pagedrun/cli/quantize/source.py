@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pagedrun import hub
-from pagedrun.cli import console, fetching, missing
-from pagedrun.cli.steps import StepProgress
+from pagedrun.cli import console
+from pagedrun.cli.models import fetching, missing
+from pagedrun.cli.quantize.steps import StepProgress
 from pagedrun.errors import ModelNotFoundError, UsageError
 from pagedrun.quantize import convert, environment, job, types
 from pagedrun.quantize.source import FolderSource, GgufSource, RepositorySource, folder_source, gguf_source, resolve

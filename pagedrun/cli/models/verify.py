@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pagedrun.cli.rm import HELP
+from pagedrun.cli.models.rm import HELP
 
 if TYPE_CHECKING:
     from pagedrun.hub.library import Entry

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pagedrun.cli.show_text import KV_TYPES, Shown
+from pagedrun.cli.models.show_text import KV_TYPES, Shown
 from pagedrun.gguf_file import KvFacts, ModelFacts, Stored
 from pagedrun.gguf_file.reader import Value
 

@@ -14,7 +14,7 @@ import typer
 from pagedrun.cli.options import ModelArgument
 
 if TYPE_CHECKING:
-    from pagedrun.cli.show_text import Shown
+    from pagedrun.cli.models.show_text import Shown
 
 
 def show(
@@ -29,7 +29,8 @@ def show(
     Reads the file's header only, and needs no runtime. Of a model of the registry that is not here it shows what the
     registry knows. --tensors, --template and --metadata print that alone; with --json they add to the object.
     """
-    from pagedrun.cli import console, show_json, show_text, table
+    from pagedrun.cli import console, table
+    from pagedrun.cli.models import show_json, show_text
 
     shown = _find(model)
     if shown.facts is None and (as_json or not (tensors or template or metadata)):
@@ -53,7 +54,7 @@ def _find(name: str | None) -> Shown:
     """The model's file, read; or, where it is absent, its registry entry. Raises ModelError."""
     from pagedrun import hub, machine
     from pagedrun.catalog import load_catalog
-    from pagedrun.cli.show_text import Shown
+    from pagedrun.cli.models.show_text import Shown
     from pagedrun.errors import ModelNotFoundError
     from pagedrun.gguf_file import read_facts
     from pagedrun.hub import places

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from pagedrun.cli.models.rm import HELP
 from pagedrun.cli.options import PullOption
-from pagedrun.cli.rm import HELP
 
 
 def path(
@@ -20,7 +20,8 @@ def path(
 
     llama-bench -m "$(pagedrun path qwen3.5-4b)"
     """
-    from pagedrun.cli import console, missing
+    from pagedrun.cli import console
+    from pagedrun.cli.models import missing
     from pagedrun.errors import OutputError
     from pagedrun.gguf_file import check_file
     from pagedrun.hub.verify import explained

@@ -1,8 +1,8 @@
 """`pagedrun quantize`: a smaller model out of a larger one. The new file's path goes to stdout.
 
-quantize.py          the command: options, and the order of things
-quantize_source.py   the source as a GGUF: located, fetched, converted
-quantize_report.py   what is said about it, for people and as JSON
+command.py  the command: options, and the order of things
+source.py   the source as a GGUF: located, fetched, converted
+report.py   what is said about it, for people and as JSON
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def quantize(  # noqa: PLR0913, PLR0917 - each is an option of the command
     Start from a file with 16 or 32 bits a weight: what has been quantised already cannot get better. A model as
     safetensors is converted first, by llama.cpp's converter.
     """
-    from pagedrun.cli import quantize_report, quantize_source
+    from pagedrun.cli.quantize import report
+    from pagedrun.cli.quantize import source as sources
     from pagedrun.first_run import ensure_runtime
     from pagedrun.native.imatrix import load_imatrix
     from pagedrun.native.placement import physical_cores
@@ -110,13 +111,13 @@ def quantize(  # noqa: PLR0913, PLR0917 - each is an option of the command
     if options.imatrix:
         load_imatrix(options.imatrix)  # the child reads it too; what is wrong with it is said now
     ensure_runtime()
-    found = quantize_source.find(source, pull=pull)
+    found = sources.find(source, pull=pull)
     target = output_path(output, found, options.type)
     if not dry_run:
         check_output(target, found, force=force)
-    with quantize_source.as_gguf(found, target, options.type, with_ or (), dry_run=dry_run) as gguf:
+    with sources.as_gguf(found, target, options.type, with_ or (), dry_run=dry_run) as gguf:
         if gguf is None:  # converted to what was asked for
-            quantize_report.show_converted(found, target, options.type, as_json=as_json)
+            report.show_converted(found, target, options.type, as_json=as_json)
         elif dry_run:
             _foretell(gguf, target, options, as_json=as_json)
         else:
@@ -149,18 +150,18 @@ def _type_of(option: str, text: str, also: str = "") -> str:
 
 def _foretell(source: GgufSource, target: Path, options: Options, *, as_json: bool) -> None:
     """--dry-run: what would come out; what speaks against it is only said."""
-    from pagedrun.cli import quantize_report
+    from pagedrun.cli.quantize import report
     from pagedrun.quantize import job
 
     plan = job.foretell(source, options)
     if objection := job.objection(source, plan, options):
         console.warn(f"{console.printable(objection.message)}: {console.printable(console.typed(objection.hint))}")
-    quantize_report.show_plan(source, plan, target, options.type, as_json=as_json)
+    report.show_plan(source, plan, target, options.type, as_json=as_json)
 
 
 def _quantize(source: GgufSource, target: Path, options: Options, texts: _Texts, *, as_json: bool) -> None:
-    from pagedrun.cli import quantize_report
-    from pagedrun.cli.steps import StepProgress
+    from pagedrun.cli.quantize import report
+    from pagedrun.cli.quantize.steps import StepProgress
     from pagedrun.quantize import compare, job
 
     plan = job.foretell(source, options)
@@ -175,20 +176,20 @@ def _quantize(source: GgufSource, target: Path, options: Options, texts: _Texts,
     if texts.calibrate:
         options = _calibrated(source, target, options, texts.calibrate)
         plan = job.foretell(source, options)
-    quantize_report.announce(source, plan, target, options.type)
+    report.announce(source, plan, target, options.type)
     began = time.monotonic()
     with StepProgress("quantising") as progress:
         job.run(source, target, plan, options, progress)
-    done = quantize_report.Done(source, target, options, plan, time.monotonic() - began)
-    quantize_report.show_done(done)
+    done = report.Done(source, target, options, plan, time.monotonic() - began)
+    report.show_done(done)
     if chunks:
         done = replace(done, comparison=_compare(source, target, chunks, options.threads))
-    quantize_report.print_result(done, as_json=as_json)
+    report.print_result(done, as_json=as_json)
 
 
 def _calibrated(source: GgufSource, target: Path, options: Options, text: Path) -> Options:
     """Make the importance matrix beside the target; returns the options with it."""
-    from pagedrun.cli.steps import StepProgress
+    from pagedrun.cli.quantize.steps import StepProgress
     from pagedrun.quantize.calibrate import calibrate
     from pagedrun.runtime.store import find_runtime
 
@@ -214,11 +215,11 @@ def _calibrated(source: GgufSource, target: Path, options: Options, text: Path) 
 
 
 def _compare(source: GgufSource, target: Path, chunks: list[list[int]], threads: int) -> Comparison:
-    from pagedrun.cli import quantize_report
-    from pagedrun.cli.steps import StepProgress
+    from pagedrun.cli.quantize import report
+    from pagedrun.cli.quantize.steps import StepProgress
     from pagedrun.quantize.compare import compare
 
     with StepProgress("comparing with the source") as progress:
         found = compare(source.parts[0], target, chunks, threads=threads, on_chunk=progress)
-    quantize_report.show_comparison(found)
+    report.show_comparison(found)
     return found

@@ -6,7 +6,8 @@ import shlex
 
 from pagedrun import hub
 from pagedrun.catalog import load_catalog
-from pagedrun.cli import console, fetching
+from pagedrun.cli import console
+from pagedrun.cli.models import fetching
 from pagedrun.errors import ModelNotFoundError
 
 

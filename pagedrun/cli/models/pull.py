@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pagedrun.cli import console, fetching
+from pagedrun.cli import console
+from pagedrun.cli.models import fetching
 from pagedrun.cli.table import print_json, print_text
 from pagedrun.errors import DownloadError
 

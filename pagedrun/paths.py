@@ -20,7 +20,15 @@ _PACKAGE = Path(__file__).resolve().parent
 
 def _folder(variable: str, default: str) -> Path:
     value = os.environ.get(variable)
-    return Path(value).expanduser().absolute() if value else Path(default)
+    return expanded(value).absolute() if value else Path(default)
+
+
+def expanded(path: str | Path) -> Path:
+    """A path as it was typed, with ~ as a shell has it: the ~NAME of nobody here is the name of a file."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
 
 
 def cache_dir() -> Path:

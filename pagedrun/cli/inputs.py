@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pagedrun.cli import console
 from pagedrun.errors import RequestError, UsageError
+from pagedrun.paths import expanded
 from pagedrun.units import count, size
 
 # More than the longest context can hold, and little enough to be read without thinking about memory.
@@ -61,7 +62,7 @@ def _read_stdin() -> bytes:
 
 def _read_file(path: Path) -> bytes:
     try:
-        with path.expanduser().open("rb") as file:
+        with expanded(path).open("rb") as file:
             return file.read(MAX_BYTES + 1)
     except OSError as e:
         raise UsageError(f"--file: cannot read {path}: {e.strerror or e}") from e

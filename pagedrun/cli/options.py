@@ -23,6 +23,7 @@ import typer
 from pagedrun.cli import console
 from pagedrun.config import KV_TYPES, EngineConfig, load_config
 from pagedrun.errors import ParameterError, UsageError
+from pagedrun.paths import expanded
 from pagedrun.sampling import SamplingParams
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -174,7 +175,7 @@ class TemplateOptions:
 def read_option_file(path: Path, option: str) -> str:
     """The text of a file named by an option. Raises UsageError that names both, also for one without text."""
     try:
-        text = path.expanduser().read_text(encoding="utf-8")
+        text = expanded(path).read_text(encoding="utf-8")
     except OSError as e:
         raise UsageError(f"{option}: cannot read {path}: {e.strerror or e}") from e
     except UnicodeDecodeError as e:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pagedrun.cli.options import read_option_file
 from pagedrun.errors import GrammarError, PagedrunError, UsageError
+from pagedrun.paths import expanded
 
 _TOO_DEEP = "the JSON schema is nested too deeply"
 _TOO_DEEP_HINT = "1,000 nested brackets are the most; move parts of it to $defs"
@@ -41,8 +42,8 @@ def read_schema(value: str | None) -> str | None:
 
 def _exists(name: str) -> bool:
     try:
-        return Path(name).expanduser().exists()
-    except (OSError, ValueError, RuntimeError):  # too long or not fit for a path, as a schema is; no such user's home
+        return expanded(name).exists()
+    except (OSError, ValueError):  # too long or not fit for a path, as a schema is
         return False
 
 

@@ -30,7 +30,7 @@ from pagedrun.hub import folders, places, quants, record
 from pagedrun.hub.known import is_of, own_paths, spec_of
 from pagedrun.hub.places import PlacedFile
 from pagedrun.hub.reference import HubReference, OllamaReference, PathReference, UrlReference, parse
-from pagedrun.paths import models_dir, state_dir
+from pagedrun.paths import expanded, models_dir, state_dir
 from pagedrun.units import size
 
 OnBytes = Callable[[int, int], None]
@@ -117,10 +117,7 @@ def _named(name: str, catalog: Catalog) -> LocatedModel:
 
 
 def _at_path(name: str, catalog: Catalog) -> LocatedModel:
-    try:
-        path = Path(name).expanduser().absolute()
-    except RuntimeError:  # ~NAME of nobody here
-        path = Path(name).absolute()
+    path = expanded(name).absolute()
     own = models_dir() / name
     if folders.found_at(path) is None and "/" not in name and (folders.found_at(own) or folders.is_broken_link(own)):
         path = own

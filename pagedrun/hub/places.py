@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from pagedrun.hub import folders, quants, record, remote
-from pagedrun.paths import models_dir
+from pagedrun.paths import expanded, models_dir
 
 Place = Literal["pagedrun", "huggingface", "lmstudio", "ollama", "elsewhere"]
 
@@ -179,14 +179,14 @@ def _lmstudio_roots() -> list[Path]:
     chosen = folders.json_of(base / "settings.json").get("downloadsFolder")
     roots = [base / "models", home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
     if isinstance(chosen, str) and chosen:
-        roots.insert(0, Path(chosen).expanduser())
+        roots.insert(0, expanded(chosen))
     return folders.distinct(roots)
 
 
 def _ollama_roots() -> list[Path]:
     chosen = os.environ.get("OLLAMA_MODELS")
     roots = (chosen, "~/.ollama/models", *_OLLAMA_SERVICE)
-    return folders.distinct([Path(root).expanduser() for root in roots if root])
+    return folders.distinct([expanded(root) for root in roots if root])
 
 
 def _in_repositories(root: Path, place: Place) -> Iterator[PlacedFile]:

@@ -17,7 +17,7 @@ from pagedrun.hub import folders, library, part, places, quants, record
 from pagedrun.hub.library import Entry
 from pagedrun.hub.reference import HubReference, PathReference, parse
 from pagedrun.hub.unfinished import Unfinished, means, unfinished
-from pagedrun.paths import models_dir
+from pagedrun.paths import expanded, models_dir
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def meant(name: str) -> Doomed:
 
 def _at_path(entry: Entry, name: str) -> Entry:
     """The model at the path that was typed, and not the same file under another: one of the two may be a link."""
-    typed = [Path(name).expanduser(), models_dir() / name]
+    typed = [expanded(name), models_dir() / name]
     path = next((path for path in typed if folders.found_at(path)), None)
     return entry if path is None or _spot(path) in map(_spot, entry.paths) else library.unlisted(path.absolute())
 

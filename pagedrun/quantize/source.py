@@ -17,7 +17,7 @@ from pagedrun.errors import ModelFileError, ModelNotFoundError, UsageError
 from pagedrun.gguf_file import check_file, read_facts
 from pagedrun.hub import quants
 from pagedrun.hub.reference import HubReference, parse
-from pagedrun.paths import models_dir
+from pagedrun.paths import expanded, models_dir
 from pagedrun.quantize import folder
 
 _NO_MODELS = {"imatrix": "an importance matrix", "vocabulary": "a vocabulary without weights"}
@@ -72,7 +72,7 @@ def resolve(text: str, locate: Callable[[str], hub.LocatedModel] = hub.locate) -
 
     Raises ModelNotFoundError, ModelFileError, UsageError, and what `locate` raises.
     """
-    path = Path(text).expanduser()
+    path = expanded(text)
     if not text.startswith(("hf:", "http")) and path.is_dir():
         return folder_source(path.absolute(), beside=path.absolute().parent)
     reference = parse(text) if text.startswith(("hf:", "http")) else None
@@ -126,7 +126,7 @@ def output_path(wanted: Path | None, source: Source, type_name: str) -> Path:
     if wanted is None:
         beside = None if isinstance(source, RepositorySource) else source.beside
         return (beside or models_dir()) / name
-    path = wanted.expanduser().absolute()
+    path = expanded(wanted).absolute()
     if path.is_dir():
         return path / name
     if path.suffix != ".gguf":

@@ -15,6 +15,7 @@ from typing import Literal
 
 from pagedrun import machine
 from pagedrun.errors import BuildError, SetupError, UsageError
+from pagedrun.paths import expanded
 from pagedrun.runtime import manifest as manifests
 from pagedrun.runtime import space, store
 from pagedrun.runtime.build import folder_size
@@ -36,7 +37,7 @@ _NOT_OURS = "it is not a runtime that pagedrun setup --export wrote"
 def export(runtime: Runtime, target: Path, report: Reporter) -> None:
     """Write `runtime` to the archive `target`, whole or not at all. Raises UsageError, DiskFullError."""
     mode = _mode(target)
-    target = target.expanduser().absolute()
+    target = expanded(target).absolute()
     if not target.parent.is_dir():
         raise UsageError(f"there is no folder {target.parent}")
     files = [path for path in sorted(runtime.root.rglob("*")) if path.is_symlink() or path.is_file()]
@@ -64,7 +65,7 @@ def install_from(file: Path, report: Reporter) -> Runtime:
     DiskFullError.
     """
     machine.require_supported()
-    file = file.expanduser()
+    file = expanded(file)
     if not file.is_file():
         raise UsageError(f"there is no file {file}")
     with locked(report):

@@ -10,8 +10,8 @@ from pagedrun import machine
 from pagedrun.chat import ChatTemplates
 from pagedrun.config import EngineConfig
 from pagedrun.engine import Engine
-from pagedrun.errors import UsageError
-from pagedrun.gguf_file import KvFacts, read_facts
+from pagedrun.errors import ModelError, UsageError
+from pagedrun.gguf_file import KvFacts, read_facts, why_no_text
 from pagedrun.memory import FreeMemory, check_context, check_weights, default_seq_len
 from pagedrun.model import ModelInfo
 from pagedrun.native.context import NativeContext
@@ -38,10 +38,12 @@ def load_service(
     sampling_defaults: the registry's settings, used before the GGUF's own. chat_template: replaces the model's.
     on_progress gets (bytes loaded, bytes in all). verbose shows llama.cpp's log on stderr.
 
-    Raises ModelFileError, NotEnoughMemoryError, RuntimeLibraryError, UsageError (settings that do not fit the model)
-    and TemplateError (a broken `chat_template`).
+    Raises ModelError (a file that generates no text), ModelFileError, NotEnoughMemoryError, RuntimeLibraryError,
+    UsageError (settings that do not fit the model) and TemplateError (a broken `chat_template`).
     """
     facts = read_facts(path)
+    if what := why_no_text(facts):
+        raise ModelError(f"{path.name} does not generate text: it is {what}", hint="what else is here: pagedrun list")
     library = load()
     library.log.verbose = verbose
     gpus = machine.gpus() if config.gpu_layers != 0 and library.llama.llama_supports_gpu_offload() else []

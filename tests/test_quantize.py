@@ -41,8 +41,9 @@ def test_an_unknown_type_names_close_ones() -> None:
     with pytest.raises(UsageError, match="--keep-output: there is no type 'q6k'") as caught:
         types.tensor_type("--keep-output", "q6k")
     assert "Q6_K" in caught.value.hint
-    with pytest.raises(UsageError, match="Q8_1"):  # only llama.cpp's arithmetic uses it
-        types.tensor_type("--tensor-type", "Q8_1")
+    for name in ("Q8_1", "Q8_K", "f64", "I32"):  # numbers, and what only llama.cpp's arithmetic uses
+        with pytest.raises(UsageError, match=f"no type '{name}'"):
+            types.tensor_type("--tensor-type", name)
 
 
 @pytest.mark.parametrize("name", ["F16", "BF16", "F32", "F64", "I32"])
@@ -266,6 +267,11 @@ def test_a_result_that_is_not_what_was_foretold_is_refused(home: Path, monkeypat
         (["m.gguf", "--check-chunks", "3"], "--check-chunks needs --check TEXT"),
         (["m.gguf", "--tensor-type", "ffn_down"], "--tensor-type 'ffn_down' is not PATTERN=TYPE"),
         (["m.gguf", "--tensor-type", "ffn_down=q99"], "no type 'q99' for tensors"),
+        (["m.gguf", "--tensor-type", "ffn_down="], "--tensor-type 'ffn_down=' is not PATTERN=TYPE"),
+        (["m.gguf", "--keep-output", ""], "--keep-output: there is no type ''"),
+        (["m.gguf", "--token-embedding-type", ""], "--token-embedding-type: there is no type ''"),
+        (["m.gguf", "-o", ""], "a file's name cannot be empty"),
+        (["m.gguf", "--check", ""], "a file's name cannot be empty"),
         (["m.gguf", "--keep-output", "big"], "--keep-output: there is no type 'big'"),
         (["m.gguf", "--threads", "0"], "'--threads'"),
     ],

@@ -50,6 +50,15 @@ _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 #: Nothing is quantised to these: a conversion to GGUF can write them itself.
 FLOATS = ("F32", "F16", "BF16")
 
+#: Types of tensors that llama.cpp refuses to make without an importance matrix, and the quantisations made of them.
+NEED_IMATRIX = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")
+FILES_NEED_IMATRIX = (*NEED_IMATRIX, "IQ2_M", "Q2_K_S")
+#: One to three values a weight: for models that were trained so.
+FOR_TRAINED_SO = ("Q1_0", "TQ1_0", "TQ2_0", "Q2_0")
+
+# Numbers as they are, and what only llama.cpp's arithmetic uses: its quantiser writes none of them.
+_NOT_WRITTEN = ("F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K")
+
 
 def file_type(text: str) -> str:
     """The name in `FILE_TYPES` that was meant, in any case. Raises UsageError with close matches."""
@@ -61,11 +70,8 @@ def file_type(text: str) -> str:
 
 
 def tensor_type(option: str, text: str) -> str:
-    """The name of a tensor's type, in any case; "" for none. Raises UsageError with close matches."""
-    if not text:
-        return ""
-    names = [kind.name for kind in TENSOR_TYPES.values() if kind.name not in ("Q8_1", "Q8_K") and kind.name[0] != "I"]
-    names += [kind.name for kind in TENSOR_TYPES.values() if kind.name.startswith("IQ")]
+    """The name of a tensor's type, in any case. Raises UsageError with close matches."""
+    names = [kind.name for kind in TENSOR_TYPES.values() if kind.name not in _NOT_WRITTEN]
     name = text.strip().upper()
     if name not in names:
         raise _unknown(f"{option}: there is no type {text!r} for tensors", name, names)

@@ -17,6 +17,7 @@ import typer
 from pagedrun.cli import console
 from pagedrun.cli.options import read_option_file
 from pagedrun.errors import UsageError
+from pagedrun.paths import expanded
 
 if TYPE_CHECKING:
     from pagedrun.quantize.compare import Comparison
@@ -41,6 +42,13 @@ _WITH = "Package for the converter, such as torch==2.11.0, in place of the defau
 _CONVERSION = "Conversion"
 
 
+def _path(text: str) -> Path:
+    """An option's path; "" would be the current folder."""
+    if not text:
+        raise ValueError("a file's name cannot be empty")
+    return Path(text)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Texts:
     """The files with text, and how much of them."""
@@ -53,16 +61,20 @@ class _Texts:
 def quantize(  # noqa: PLR0913, PLR0917 - each is an option of the command
     source: Annotated[str, typer.Argument(metavar="SOURCE", help=_SOURCE, show_default=False)],
     type_name: Annotated[str, typer.Option("--type", "-t", metavar="TYPE", help=_TYPE)] = "Q4_K_M",
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="OUT", help=_OUT)] = None,
-    imatrix: Annotated[Path | None, typer.Option("--imatrix", metavar="FILE", help=_IMATRIX)] = None,
-    calibrate: Annotated[Path | None, typer.Option("--calibrate", metavar="TEXT", help=_CALIBRATE)] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="OUT", help=_OUT, parser=_path)] = None,
+    imatrix: Annotated[Path | None, typer.Option("--imatrix", metavar="FILE", help=_IMATRIX, parser=_path)] = None,
+    calibrate: Annotated[
+        Path | None, typer.Option("--calibrate", metavar="TEXT", help=_CALIBRATE, parser=_path)
+    ] = None,
     tensor_type: Annotated[
         list[str] | None, typer.Option("--tensor-type", metavar="PATTERN=TYPE", help=_TENSOR)
     ] = None,
-    keep_output: Annotated[str, typer.Option("--keep-output", metavar="TYPE", help=_KEEP_OUTPUT)] = "",
-    token_embedding_type: Annotated[str, typer.Option("--token-embedding-type", metavar="TYPE", help=_EMBEDDING)] = "",
+    keep_output: Annotated[str | None, typer.Option("--keep-output", metavar="TYPE", help=_KEEP_OUTPUT)] = None,
+    token_embedding_type: Annotated[
+        str | None, typer.Option("--token-embedding-type", metavar="TYPE", help=_EMBEDDING)
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only foretell what would come out.")] = False,
-    check: Annotated[Path | None, typer.Option("--check", metavar="TEXT", help=_CHECK)] = None,
+    check: Annotated[Path | None, typer.Option("--check", metavar="TEXT", help=_CHECK, parser=_path)] = None,
     check_chunks: Annotated[
         int | None, typer.Option("--check-chunks", min=1, metavar="N", help="Compare on N x 512 tokens at most.")
     ] = None,
@@ -89,6 +101,7 @@ def quantize(  # noqa: PLR0913, PLR0917 - each is an option of the command
     """
     from pagedrun.cli.quantize import report
     from pagedrun.cli.quantize import source as sources
+    from pagedrun.config import load_config
     from pagedrun.first_run import ensure_runtime
     from pagedrun.native.imatrix import load_imatrix
     from pagedrun.native.placement import physical_cores
@@ -100,8 +113,8 @@ def quantize(  # noqa: PLR0913, PLR0917 - each is an option of the command
     _check_combinations(texts, imatrix, dry_run=dry_run)
     options = Options(
         type=types.file_type(type_name),
-        threads=threads or physical_cores(),
-        imatrix=imatrix.expanduser().absolute() if imatrix else None,
+        threads=threads or load_config().threads or physical_cores(),
+        imatrix=expanded(imatrix).absolute() if imatrix else None,
         imatrix_name=str(imatrix or ""),
         tensor_types=tuple(map(_tensor_type, tensor_type or ())),
         keep_output=_type_of("--keep-output", keep_output, also="source"),
@@ -137,15 +150,17 @@ def _tensor_type(text: str) -> tuple[str, str]:
     from pagedrun.quantize import types
 
     pattern, equals, name = text.rpartition("=")
-    if not equals or not pattern:
+    if not equals or not pattern or not name:
         raise UsageError(f"--tensor-type {text!r} is not PATTERN=TYPE", hint="for example --tensor-type ffn_down=q6_k")
     return pattern, types.tensor_type("--tensor-type", name)
 
 
-def _type_of(option: str, text: str, also: str = "") -> str:
+def _type_of(option: str, text: str | None, also: str = "") -> str:
     from pagedrun.quantize import types
 
-    return text.lower() if text.lower() == also else types.tensor_type(option, text)
+    if text is None:
+        return ""
+    return text.lower() if also and text.lower() == also else types.tensor_type(option, text)
 
 
 def _foretell(source: GgufSource, target: Path, options: Options, *, as_json: bool) -> None:
@@ -204,7 +219,7 @@ def _calibrated(source: GgufSource, target: Path, options: Options, text: Path) 
         calibrate(
             find_runtime(),
             source.parts[0],
-            text.expanduser().absolute(),
+            expanded(text).absolute(),
             matrix,
             threads=options.threads,
             on_chunk=progress,

@@ -86,6 +86,8 @@ def test_options_stand_under_their_panels(capsys: Any) -> None:
         (["zzz"], "there is no command 'zzz'", "pagedrun --help"),
         (["--bogus"], "no such option: --bogus", "pagedrun --help"),
         (["complete", "--temp", "hot"], "invalid value for", "pagedrun complete --help"),
+        (["quantize", "x", "--keep-output"], "option '--keep-output' requires an arg", "pagedrun quantize --help"),
+        (["pull", "--bogus"], "no such option: --bogus", "pagedrun pull --help"),
     ],
 )
 def test_wrong_usage_is_two_lines(args: list[str], says: str, see: str, capsys: Any) -> None:

@@ -225,6 +225,12 @@ def test_zeros_without_end_end(tmp_path: Path) -> None:
         read_header(path)
 
 
+def test_a_file_that_ends_before_its_vocabulary_is_truncated(tmp_path: Path) -> None:
+    path = write(tmp_path, [entry("k", ARRAY, struct.pack("<IQ", STRING, 49_152) + text("a") * 100)])
+    with pytest.raises(ModelFileError, match="is truncated or damaged: it ends too early"):
+        read_header(path)
+
+
 def test_a_vocabulary_may_end_where_the_file_ends(tmp_path: Path) -> None:
     header = read_header(write(tmp_path, [words("k", "a", "", "bc")]))
     assert header.elements("k", 99) == ["a", "", "bc"]

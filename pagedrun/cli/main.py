@@ -48,6 +48,15 @@ _COMMANDS = {
 class Command(TyperCommand):
     """A command whose help shows its options under their panels' names, in plain text."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse; what is wrong with the arguments is of this command, which not every one of click's errors says."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as e:
+            if hasattr(e, "format_message") and getattr(e, "ctx", None) is None:
+                e.ctx = ctx  # type: ignore[attr-defined]
+            raise
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the parameters, grouped (typer itself draws panels only with rich, which is slow to import)."""
         groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}

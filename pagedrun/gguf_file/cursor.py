@@ -59,9 +59,9 @@ class Cursor:
 
     def skip_texts(self, count: int) -> None:
         """Go on behind `count` texts, each a length (u64) and as many bytes. 90 ns each."""
-        # A text takes at least the bytes of its length: this bounds the loop before it begins.
-        if count > self._texts_left or count * 8 > self.size - self.at:
+        if count > self._texts_left:
             raise self.damaged(f"an array is said to have {count:,} texts")
+        self._need(count * 8)  # a text takes at least the bytes of its length: this bounds the loop before it begins
         self._texts_left -= count
         unpack = _U64.unpack_from
         while count:

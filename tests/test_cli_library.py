@@ -17,6 +17,7 @@ from pagedrun.hub import library, record
 from tests.gguf_bytes import LLAMA
 from tests.hub_fakes import CONTENT, make_home, put
 from tests.places_fakes import COMMIT, in_ollama
+from tests.quantize_fakes import make_imatrix
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +80,16 @@ def test_list_as_json_has_bytes_and_times(home: Path, run) -> None:
     assert one["fit"] == {"fits": True, "where": one["fit"]["where"], "missing": 0}
     assert 0 <= time.time() - one["last_used"] < 60
     assert ran.err == ""
+
+
+def test_an_importance_matrix_is_listed_and_counts_as_no_model(home: Path, run) -> None:
+    put(home / "models" / "llama.gguf", LLAMA)
+    make_imatrix(home / "models" / "llama.imatrix.gguf", {}, {})
+    ran = run("list")
+    row = next(line.split() for line in ran.out.splitlines() if "imatrix" in line)
+    assert (row[0], row[3], row[-1]) == ("llama.imatrix.gguf", "imatrix", "-")
+    assert ran.err.startswith("1 model and 1 other file, ")
+    assert {one["kind"] for one in run("list", "--json").json} == {"model", "imatrix"}
 
 
 def test_list_says_what_is_unfinished_and_what_to_do(home: Path, run) -> None:

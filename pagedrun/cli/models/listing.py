@@ -27,11 +27,16 @@ class _Listed:
     fit: Fit
 
     @property
+    def is_model(self) -> bool:
+        """Damaged files count as models; what can only go along with one, or was made for quantising, does not."""
+        return self.facts is None or self.facts.kind == "model"
+
+    @property
     def quantization(self) -> str | None:
         """As the file says; other kinds of files (adapters, importance matrices) are called what they are."""
         if self.facts is None:
             return None
-        return self.facts.quantization or None if self.facts.kind == "model" else self.facts.kind
+        return self.facts.quantization or None if self.is_model else self.facts.kind
 
     @property
     def context(self) -> int | None:
@@ -84,7 +89,7 @@ def _row(one: _Listed) -> tuple[str, ...]:
         count(one.context) if one.context else "-",
         TITLES[one.entry.place],
         _ago(one.entry.last_used),
-        "damaged" if one.problem else _FITS[one.fit.where],
+        "damaged" if one.problem else _FITS[one.fit.where] if one.is_model else "-",
     )
 
 
@@ -115,7 +120,11 @@ def _summarise(listed: list[_Listed], free: Any) -> None:
         return
     total = sum(one.entry.size for one in listed)
     vram = f" and {size(free.vram)} of VRAM" if free.vram else ""
-    console.note(f"{count(len(listed), 'model')}, {size(total)}; free now: {size(free.ram)} of RAM{vram}")
+    n_others = sum(not one.is_model for one in listed)
+    others = f" and {count(n_others, 'other file')}" if n_others else ""
+    console.note(
+        f"{count(len(listed) - n_others, 'model')}{others}, {size(total)}; free now: {size(free.ram)} of RAM{vram}"
+    )
     for one in listed:
         if one.problem:
             console.warn(console.printable(f"{one.entry.name}: {one.problem}"))
@@ -146,6 +155,7 @@ def _to_json(one: _Listed) -> dict[str, Any]:
         "paths": [str(path) for path in entry.paths],
         "size": entry.size,
         "sha256": list(entry.sha256),
+        "kind": one.facts.kind if one.facts else None,
         "architecture": one.facts.architecture or None if one.facts else None,
         "quantization": one.quantization,
         "context": one.context,

@@ -12,7 +12,7 @@ from pagedrun import memory
 from pagedrun.catalog import ModelSpec
 from pagedrun.cli import console, table
 from pagedrun.errors import ModelError
-from pagedrun.gguf_file import KvFacts, ModelFacts, Stored
+from pagedrun.gguf_file import KvFacts, ModelFacts, Stored, why_no_text
 from pagedrun.gguf_file.reader import Value
 from pagedrun.gguf_file.types import ValueType
 from pagedrun.hub.places import TITLES, Place
@@ -20,11 +20,11 @@ from pagedrun.units import count, size
 
 KV_TYPES = ("f16", "q8_0", "q4_0")
 
-_KINDS = {
-    "vocabulary": "a vocabulary without weights: it cannot generate text",
-    "projector": "the image part of a model (mmproj), which pagedrun does not use",
-    "adapter": "an adapter (LoRA), which pagedrun does not use",
-    "imatrix": "an importance matrix, for: pagedrun quantize --imatrix",
+_USES = {
+    "vocabulary": ": it cannot generate text",
+    "projector": ", which pagedrun does not use",
+    "adapter": ", which pagedrun does not use",
+    "imatrix": ", for: pagedrun quantize --imatrix",
 }
 _LABEL = 18  # columns of the labels
 _LONGEST = 100  # characters of one value among the metadata
@@ -169,8 +169,8 @@ def _file_lines(facts: ModelFacts) -> Iterator[tuple[str, str]]:
     yield "file", str(facts.parts[0])
     parts = f", in {count(len(facts.parts), 'part')}" if len(facts.parts) > 1 else ""
     yield "size", size(facts.file_size) + parts
-    if facts.kind in _KINDS:
-        yield "kind", _KINDS[facts.kind]
+    if what := why_no_text(facts):
+        yield "kind", what + _USES.get(facts.kind, ": it does not generate text")
 
 
 def _weight_lines(facts: ModelFacts) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,8 @@ quants      quantisations by the names of files
 locate      where a model is on this machine
 places      the folders models lie in: pagedrun's own, the Hugging Face cache, LM Studio's, Ollama's
 folders     looking into folders that others keep
-known       which registry entry a file is
+known       which registry entry a file is, or was made from
+made        what is remembered about a file that was made here
 library     everything that is here, under names that find it; last use
 unfinished  what `pull` has begun and not finished
 removal     deleting models, and what that may be

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from pagedrun.catalog import Catalog, ModelSpec
+from pagedrun.hub import quants, record
 from pagedrun.hub.places import PlacedFile
 from pagedrun.paths import models_dir
 
@@ -14,6 +16,19 @@ def spec_of(file: PlacedFile, catalog: Catalog) -> ModelSpec | None:
     """The entry of a file; of several that are the same file the one of its name, else the first."""
     found = [spec for spec in catalog.models.values() if is_of(file, spec)]
     return next((spec for spec in found if spec.file_name == file.path.name), found[0] if found else None)
+
+
+def settings_of(file: PlacedFile, catalog: Catalog) -> ModelSpec | None:
+    """The entry of a file; for one that was made from an entry's all that holds for it, too: `source` is ""."""
+    known = record.read(file.path) or record.read(Path(os.path.realpath(file.path)))
+    if (spec := spec_of(file, catalog)) or known is None or not known.derived:
+        return spec
+    spec = catalog.get(known.derived)
+    if spec is None:
+        return None
+    base = spec.title.removesuffix(f" {quants.quant_of(spec.file)}")
+    title = f"{base} {quants.quant_of(file.path.name) or ''}".rstrip()
+    return replace(spec, title=title, source="", file="", size=None, sha256=None)
 
 
 def is_of(file: PlacedFile, spec: ModelSpec) -> bool:

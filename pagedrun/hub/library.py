@@ -118,9 +118,11 @@ def pull_name(entry: Entry) -> str | None:
     for spec in load_catalog().models.values():
         if path in own_paths(spec):
             return spec.name
+    known = record.last(path)
+    if known and known.source == record.MADE:
+        return None
     if entry.name.startswith("hf:"):
         return entry.name
-    known = record.last(path)
     if known is None or not known.source.startswith(("hf:", "http")):
         return None
     return f"{known.source.partition('@')[0]}/{known.file}" if known.source.startswith("hf:") else known.source

@@ -27,7 +27,7 @@ from typing import Literal
 from pagedrun.catalog import Catalog, ModelSpec, load_catalog
 from pagedrun.errors import DownloadError, ModelFileError, ModelNotFoundError, PagedrunError
 from pagedrun.hub import folders, places, quants, record
-from pagedrun.hub.known import is_of, own_paths, spec_of
+from pagedrun.hub.known import is_of, own_paths, settings_of
 from pagedrun.hub.places import PlacedFile
 from pagedrun.hub.reference import HubReference, OllamaReference, PathReference, UrlReference, parse
 from pagedrun.paths import expanded, models_dir, state_dir
@@ -42,7 +42,8 @@ _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 class LocatedModel:
     """A model file that is there.
 
-    name: as shown to people, and as `locate` finds it again. spec: its registry entry, where it has one.
+    name: as shown to people, and as `locate` finds it again. spec: its registry entry, where it has one; of a model
+    that was made from one of the registry what holds for it too, without a source.
     origin: "named" by the user, the one used "last", or the embedded "default".
     """
 
@@ -123,7 +124,7 @@ def _at_path(name: str, catalog: Catalog) -> LocatedModel:
         path = own
     if folders.found_at(path) is None:
         raise ModelNotFoundError(f"there is no file {path}", hint=_hint_for_path(name, path))
-    return LocatedModel(path, str(path), spec_of(places.at(path), catalog))
+    return LocatedModel(path, str(path), settings_of(places.at(path), catalog))
 
 
 def _hint_for_path(name: str, path: Path) -> str:
@@ -159,7 +160,7 @@ def _of_ollama(reference: OllamaReference, catalog: Catalog) -> LocatedModel:
     there = list(places.ollama_files())
     for file in there:
         if (file.ollama or "").lower() == wanted.lower():
-            return LocatedModel(file.path, f"ollama:{file.ollama}", spec_of(file, catalog))
+            return LocatedModel(file.path, f"ollama:{file.ollama}", settings_of(file, catalog))
     names = sorted({file.name for file in there})
     hint = f"there is: {', '.join(names)}" if names else f"get it with: ollama pull {wanted}"
     raise ModelNotFoundError(f"Ollama has no model {wanted} on this machine", hint=hint)
@@ -206,7 +207,7 @@ def _of_hub(reference: HubReference, catalog: Catalog) -> LocatedModel:
     there = [f for f in there if not quants.is_projector(f.file)]
     chosen = named if reference.file else _of_quant(there, reference.quant)
     if chosen:
-        return LocatedModel(chosen[0].path, str(reference), spec_of(chosen[0], catalog))
+        return LocatedModel(chosen[0].path, str(reference), settings_of(chosen[0], catalog))
     revision = f" at {reference.revision}" if reference.revision else ""
     if not there:
         raise ModelNotFoundError(

@@ -61,12 +61,17 @@ def may_be_replaced(path: Path, file: RemoteFile, source: str, *, is_registered:
     wanted = (record.origin(source), file.path)
     if known is not None and (known.origin, known.file) != wanted:
         raise DownloadError(
-            f"{path} is there already, fetched from {_named(known.origin, known.file)}, and "
-            f"{_named(*wanted)} is another file of that name",
+            f"{path} is there already, {_came_from(known)}, and {_named(*wanted)} is another file of that name",
             hint=f"delete the one that is there with: pagedrun rm {shlex.quote(str(path))}; or move it out of the "
             "models folder",
         )
     return True
+
+
+def _came_from(known: record.Record) -> str:
+    if known.source == record.MADE:
+        return "made by pagedrun quantize"
+    return f"fetched from {_named(known.origin, known.file)}"
 
 
 def _named(origin: str, file: str) -> str:

@@ -19,17 +19,20 @@ from pathlib import Path
 
 _BLOCK = 1 << 20
 
+#: The source of what `pagedrun quantize` made.
+MADE = "quantize"
+
 # Of a file's name, on every system that matters; in bytes.
 _LONGEST_NAME = 255
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """source: "hf:OWNER/REPO@COMMIT", "pypi:PACKAGE==VERSION" or an address; file: the path inside it.
+    """source: "hf:OWNER/REPO@COMMIT", "pypi:PACKAGE==VERSION", an address, or MADE; file: the path inside it.
 
     sha256: of the content, computed here; verified: whether the source had said it beforehand.
     fetched: local time, ISO 8601. mtime_ns: the file's time of change when it was checked. revision: the branch, tag
-    or commit that was typed for it; "" for none.
+    or commit that was typed for it; "" for none. derived: the registry's name of the model that it was made from.
     """
 
     source: str
@@ -40,6 +43,7 @@ class Record:
     fetched: str
     mtime_ns: int
     revision: str = ""
+    derived: str = ""
 
     @property
     def origin(self) -> str:
@@ -75,7 +79,7 @@ def last(path: Path) -> Record | None:
     """What was recorded about `path` last, whether or not the file has been changed since."""
     try:
         values = json.loads(record_path(path).read_text(encoding="utf-8"))
-        # The first versions wrote no revision; of what later ones add, nothing is known here.
+        # Older versions wrote fewer of them; of what later ones add, nothing is known here.
         return Record(**{f.name: values[f.name] for f in fields(Record) if f.name in values})
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -1,7 +1,7 @@
 """Is a model still what was fetched? Its files are hashed and compared with what is known of them.
 
-known from the registry, from the record that `pull` wrote, or from the name under which another program stores it;
-for a file of which nothing is known only its structure can be looked at: that every tensor is inside the file.
+known from the registry, from the record that `pull` or `quantize` wrote, or from the name under which another program
+stores it; for a file of which nothing is known only its structure can be looked at: that every tensor is inside it.
 """
 
 from __future__ import annotations
@@ -78,9 +78,12 @@ def _expected(entry: Entry, number: int) -> tuple[str | None, str]:
     path = entry.paths[number]
     if known := record.last(path):
         n_bytes = path.stat().st_size
+        made = known.source == record.MADE
         if n_bytes != known.size:
-            raise ModelFileError(f"{path.name} has {size(n_bytes)}, and had {size(known.size)} when it was fetched")
-        return known.sha256, known.source if known.verified else f"the first fetch from {known.source}"
+            when = "made" if made else "fetched"
+            raise ModelFileError(f"{path.name} has {size(n_bytes)}, and had {size(known.size)} when it was {when}")
+        first = "the record of when it was made" if made else f"the first fetch from {known.source}"
+        return known.sha256, known.source if known.verified else first
     return entry.sha256[number], _KEEPERS.get(entry.place, "the name it is stored under")
 
 

@@ -141,13 +141,7 @@ def _lines(shown: Shown) -> Iterator[tuple[str, str]]:
     title = spec.title if spec else facts.title if facts else ""
     if title:
         yield "title", title
-    if facts:
-        yield from _file_lines(facts)
-        if shown.place != "elsewhere":
-            yield "place", TITLES[shown.place]
-    elif spec:
-        yield "source", f"{spec.source}, {spec.file}"
-        yield "size", size(spec.size) if spec.size else "not known"
+    yield from _file_lines(shown)
     if facts and facts.kind != "imatrix":
         yield from _weight_lines(facts)
     if shown.context:
@@ -165,12 +159,22 @@ def _lines(shown: Shown) -> Iterator[tuple[str, str]]:
         yield "this machine", f"does not fit: {shown.fit}"
 
 
-def _file_lines(facts: ModelFacts) -> Iterator[tuple[str, str]]:
+def _file_lines(shown: Shown) -> Iterator[tuple[str, str]]:
+    spec, facts = shown.spec, shown.facts
+    if spec and not spec.source:
+        yield "made from", spec.name
+    if not facts:
+        if spec:
+            yield "source", f"{spec.source}, {spec.file}"
+            yield "size", size(spec.size) if spec.size else "not known"
+        return
     yield "file", str(facts.parts[0])
     parts = f", in {count(len(facts.parts), 'part')}" if len(facts.parts) > 1 else ""
     yield "size", size(facts.file_size) + parts
     if what := why_no_text(facts):
         yield "kind", what + _USES.get(facts.kind, ": it does not generate text")
+    if shown.place != "elsewhere":
+        yield "place", TITLES[shown.place]
 
 
 def _weight_lines(facts: ModelFacts) -> Iterator[tuple[str, str]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -38,9 +41,10 @@ def test_what_llama_cpp_says_in_plain_words(tmp_path: Path, reason: str, kind: t
 @pytest.mark.parametrize(
     ("code", "text"),
     [
-        ("import os; os.abort()", "it was ended by signal 6"),
+        ("import os; os.abort()", "it was ended by SIGABRT"),
+        ("import os; os.kill(os.getpid(), 9)", "it was killed"),
         ("import os, sys; sys.stderr.write('/x/y.cpp:7: GGML_ASSERT(a > 0) failed\\n'); sys.stderr.flush(); os.abort()",
-         r"GGML_ASSERT\(a > 0\) failed"),
+         r"llama.cpp gave up: GGML_ASSERT\(a > 0\) failed"),
         ("raise ValueError('odd')", "ValueError: odd"),
         ("pass", "ended before it was done"),
     ],
@@ -49,6 +53,43 @@ def test_a_child_that_dies_is_an_error(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(child, "PROGRAM", code)
     with pytest.raises(ModelError, match=text):
         child.run(task(tmp_path / "m.gguf"), lambda *_: None)
+
+
+def test_what_a_child_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An abort in llama.cpp used to leave debuggers behind, which never ended."""
+    fifo = tmp_path / "held"
+    os.mkfifo(fifo)
+    starts = (
+        "import json, subprocess, sys; "
+        f"held = open({str(fifo)!r}, 'w'); "
+        "subprocess.Popen(['sleep', '600'], pass_fds=[held.fileno()], stdout=2); "
+        "print(json.dumps({'error': 'enough', 'log': ''}), flush=True)"
+    )
+    monkeypatch.setattr(child, "PROGRAM", starts)
+    with fifo_reader(fifo) as read:
+        with pytest.raises(ModelError, match="enough"):
+            child.run(task(tmp_path / "m.gguf"), lambda *_: None)
+        assert read() == b""  # the end: nobody holds it any more
+
+
+@contextmanager
+def fifo_reader(path: Path) -> Iterator[Callable[[], bytes]]:
+    """Opened before anybody writes; the reading itself waits until all writers have gone."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        os.set_blocking(file, True)
+        yield lambda: os.read(file, 1)
+    finally:
+        os.close(file)
+
+
+def test_no_debugger_is_started_by_an_abort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    says = "import json, os; print(json.dumps({'error': os.environ['GGML_NO_BACKTRACE'], 'log': ''}))"
+    monkeypatch.setattr(child, "PROGRAM", says)
+    with pytest.raises(ModelError, match=r"cannot be quantised: 1$"):
+        child.run(task(tmp_path / "m.gguf"), lambda *_: None)
+    code = "import os; print(os.environ['GGML_NO_BACKTRACE'], os.getpid() == os.getpgrp())"
+    assert program.run([sys.executable, "-c", code], cwd=tmp_path, env={}, on_piece=str) == (0, "1 True")
 
 
 def test_the_child_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

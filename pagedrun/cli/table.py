@@ -8,8 +8,10 @@ qwen3-8b   4.7 GiB  Ollama
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 from pagedrun.cli import console
@@ -49,6 +51,17 @@ def print_text(text: str) -> None:
     with console.writing_stdout():
         # File names may hold bytes that are no UTF-8: Python keeps them as surrogates, which nothing can print.
         sys.stdout.buffer.write(f"{text}\n".encode("utf-8", "replace"))
+        sys.stdout.buffer.flush()
+
+
+def print_path(path: Path) -> None:
+    """A path and the end of its line, on stdout. Raises OutputError."""
+    # A name may hold bytes that are no text: into a pipe they go as they are.
+    if sys.stdout is None or console.is_terminal(sys.stdout):
+        print_text(console.printable(str(path)))
+        return
+    with console.writing_stdout():
+        sys.stdout.buffer.write(os.fsencode(path) + b"\n")
         sys.stdout.buffer.flush()
 
 

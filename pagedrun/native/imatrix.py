@@ -84,7 +84,9 @@ def _mean(path: Path, name: str, sums: Values, counts: Values) -> Values:
     by_expert = sums.reshape(counts.size, -1)
     whole = np.rint(counts)[:, None]
     # An expert that was never used: nothing is known, so every column counts the same.
-    return np.where(whole > 0, by_expert / np.where(whole > 0, whole, 1), np.float32(1)).astype(np.float32).ravel()
+    with np.errstate(all="ignore"):  # what a damaged file holds is found by the caller: it is not finite
+        mean = np.where(whole > 0, by_expert / np.where(whole > 0, whole, 1), np.float32(1))
+        return mean.astype(np.float32).ravel()
 
 
 def _from_legacy(path: Path) -> ImportanceMatrix:
@@ -97,7 +99,8 @@ def _from_legacy(path: Path) -> ImportanceMatrix:
         name = data.take(data.number()).decode("utf-8", "replace")
         calls = data.number()
         sums = np.frombuffer(data.take(4 * data.number()), "<f4")
-        values[name] = sums / np.float32(calls) if calls > 0 else sums
+        with np.errstate(all="ignore"):
+            values[name] = sums / np.float32(calls) if calls > 0 else sums
     if not data.left:
         return ImportanceMatrix(values, "", 0)
     chunks = data.number()

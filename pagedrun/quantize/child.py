@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,9 +17,14 @@ from typing import IO, Any
 
 from pagedrun.errors import DiskFullError, ModelError, ModelFileError, PagedrunError, UsageError
 from pagedrun.native.quantizer import PROGRAM, Plan, Task
+from pagedrun.quantize.program import QUIET_ABORT, kill_group
 
 #: (number of the tensor begun, how many there are, its name)
 OnTensor = Callable[[int, int, str], None]
+
+_KILLED = "it was killed"
+#: What may be done about a child that was killed.
+OUT_OF_MEMORY = "if it was not you: the system does so when memory runs out; close other programs"
 
 # What llama.cpp says -> what we say. The first that matches is used.
 _FAILURES: tuple[tuple[str, type[PagedrunError], str, str], ...] = (
@@ -54,8 +61,8 @@ _FAILURES: tuple[tuple[str, type[PagedrunError], str, str], ...] = (
     (
         r"no tensor type fallback is defined for type (\w+)",
         UsageError,
-        "its rows are of a length that {0} cannot hold",
-        "choose another --type",
+        "some of its tensors have rows of a length that {0} cannot hold",
+        "choose another type",
     ),
     (
         r"regular expression|[Rr]egex|in (?:square )?bracket|parenthes|quantifier",
@@ -110,19 +117,33 @@ def _child(said: IO[str]) -> Iterator[subprocess.Popen[str]]:
     # -I: what lies in the current folder must not be imported.
     command = [sys.executable, "-I", "-c", PROGRAM]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, errors="replace"
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=said,
+        text=True,
+        errors="replace",
+        env={**os.environ, **QUIET_ABORT},
+        start_new_session=True,
     ) as child:
         try:
             yield child
         finally:
-            child.kill()
+            kill_group(child)
+
+
+def gave_up(number: int, text: str) -> str:
+    """What to say of a child of llama.cpp's that said `text` and was ended by a signal."""
+    # GGML_ABORT prints where and why.
+    lines = [line for line in text.splitlines() if "GGML_ASSERT" in line or re.match(r"\S+:\d+: ", line)]
+    if lines:
+        return f"llama.cpp gave up: {lines[0].rpartition(': ')[2]}"
+    return _KILLED if number == signal.SIGKILL else f"it was ended by {signal.Signals(number).name}"
 
 
 def _last_words(status: int, text: str) -> tuple[str, str]:
     if status < 0:
-        # GGML_ABORT prints where and why, then a stack.
-        lines = [line for line in text.splitlines() if "GGML_ASSERT" in line or re.match(r"\S+:\d+: ", line)]
-        return (lines[0].rpartition(": ")[2] if lines else f"it was ended by signal {-status}"), text
+        return gave_up(-status, text), text
     lines = text.strip().splitlines()
     return (lines[-1] if lines else f"it ended with status {status}"), text
 
@@ -138,4 +159,4 @@ def _failure(task: Task, reason: str, log: str) -> PagedrunError:
         if match := re.search(pattern, reason) or re.search(pattern, log):
             message = text.format(*match.groups())
             return kind(message if kind is UsageError else f"{name} cannot be quantised: {message}", hint=hint)
-    return ModelError(f"{name} cannot be quantised: {reason}")
+    return ModelError(f"{name} cannot be quantised: {reason}", hint=OUT_OF_MEMORY if reason == _KILLED else "")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Annotated
 
 import typer
@@ -20,19 +18,12 @@ def path(
 
     llama-bench -m "$(pagedrun path qwen3.5-4b)"
     """
-    from pagedrun.cli import console
     from pagedrun.cli.models import missing
-    from pagedrun.errors import OutputError
+    from pagedrun.cli.table import print_path
     from pagedrun.gguf_file import check_file
     from pagedrun.hub.verify import explained
 
     found = missing.find_or_pull(model, pull=pull).path
     with explained(found):
         check_file(found)
-    if sys.stdout is None:
-        raise OutputError("standard output is closed")
-    # A name may hold bytes that are no text: into a pipe they go as they are.
-    shown = console.printable(str(found)).encode("utf-8", "replace")
-    with console.writing_stdout():
-        sys.stdout.buffer.write((shown if console.is_terminal(sys.stdout) else os.fsencode(found)) + b"\n")
-        sys.stdout.buffer.flush()
+    print_path(found)

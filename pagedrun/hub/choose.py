@@ -70,6 +70,24 @@ def choose(repository: Repository, reference: HubReference) -> Choice:
     return Choice(chosen.files, _remark(nearest, is_only=len(there) == 1, is_incomplete=bool(lacking)))
 
 
+def original(repository: Repository) -> Choice | None:
+    """The model that has not been quantised, to be quantised. Raises DownloadError where several are one."""
+    models = _models(repository.files)
+    found = (of_quant for quant in quants.ORIGINALS if (of_quant := _of_quant(models, quant)))
+    return _only(first, repository) if (first := next(found, None)) else None
+
+
+def no_original(repository: Repository) -> DownloadError | UsageError:
+    """What to say of a repository that has nothing to quantise."""
+    models = _models(repository.files)
+    if not models:
+        return _no_model(repository)
+    return UsageError(
+        f"{repository.name} holds neither safetensors nor a model that is known to be F16, BF16 or F32",
+        hint=_list(repository, [model.first for model in models], "name one of its files"),
+    )
+
+
 def projector(repository: Repository) -> RemoteFile:
     """The image part that goes with the repository's models. Raises DownloadError when there is none."""
     found = [f for f in repository.files if quants.is_projector(f.path) and f.path.lower().endswith(".gguf")]

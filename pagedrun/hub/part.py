@@ -5,7 +5,8 @@ FOLDER/part    the bytes so far
 FOLDER/id      which content they belong to: its checksum, or what the server calls this version, and the address
 FOLDER/total   how many bytes it will have, where that is known
 
-FOLDER is `.pull/` and the file's place in the models folder, so that two pulls of one place meet.
+FOLDER is `.pull/` and the file's place in the models folder, so that two pulls of one place meet; for what is only
+fetched to be converted, in the cache folder.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import IO
 
 from pagedrun.errors import DiskFullError, DownloadError, PagedrunError
 from pagedrun.hub import folders
-from pagedrun.paths import models_dir
+from pagedrun.paths import cache_dir, models_dir
 from pagedrun.units import size
 
 OnBytes = Callable[[int], None]
@@ -31,9 +32,17 @@ _BLOCK = 1 << 20
 _POLL_S = 0.2
 
 
+def root_of(final: Path) -> tuple[Path, str]:
+    """The folder of ours that `final` will be in, models or cache, and the variable that moves it."""
+    if final.is_relative_to(models_dir()):
+        return models_dir(), "PAGEDRUN_MODELS"
+    return cache_dir(), "PAGEDRUN_CACHE"
+
+
 def folder_of(final: Path) -> Path:
-    """Where the unfinished part of the file that will be at `final`, in the models folder, lies."""
-    return models_dir() / ".pull" / final.relative_to(models_dir())
+    """Where the unfinished part of the file that will be at `final` lies."""
+    root, _ = root_of(final)
+    return root / ".pull" / final.relative_to(root)
 
 
 class Part:
@@ -159,14 +168,15 @@ def disk_error(error: OSError, final: Path) -> PagedrunError:
     """What it means that the part, or `final`, could not be written."""
     from pagedrun.runtime import space
 
+    _, variable = root_of(final)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFullError(
             f"the disk is full: {size(space.free(final.parent))} are free in {final.parent}",
-            hint="free some space, or set PAGEDRUN_MODELS to a folder on a larger disk; what has come is kept",
+            hint=f"free some space, or set {variable} to a folder on a larger disk; what has come is kept",
         )
     return DownloadError(
         f"cannot write {error.filename or final}: {error.strerror or error}",
-        hint="make it writable for you, or set PAGEDRUN_MODELS to another folder",
+        hint=f"make it writable for you, or set {variable} to another folder",
     )
 
 
@@ -206,7 +216,7 @@ def _clear(folder: Path) -> None:
         with suppress(OSError):
             (folder / name).unlink(missing_ok=True)
     for empty in (folder, *folder.parents):
-        if empty == models_dir():
+        if empty in (models_dir(), cache_dir()):
             return
         try:
             empty.rmdir()

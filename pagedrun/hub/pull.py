@@ -220,10 +220,11 @@ def _require_space(pullable: Pullable, places: list[Path | None]) -> None:
 
     wanted = zip(pullable.files, pullable.paths, places, strict=True)
     missing = sum((file.size or 0) - part.bytes_of(final) for file, final, place in wanted if place is None)
-    margin, free = min(_MARGIN, missing // _MARGIN_PART), space.free(models_dir())
+    folder, variable = part.root_of(pullable.folder)
+    margin, free = min(_MARGIN, missing // _MARGIN_PART), space.free(folder)
     if missing > 0 and free < missing + margin:
         raise DiskFullError(
-            f"{size(missing)} are to be fetched into {models_dir()}, with {size(margin)} to spare, and {size(free)} "
+            f"{size(missing)} are to be fetched into {folder}, with {size(margin)} to spare, and {size(free)} "
             "are free there",
-            hint="free some space, or set PAGEDRUN_MODELS to a folder on a larger disk",
+            hint=f"free some space, or set {variable} to a folder on a larger disk",
         )

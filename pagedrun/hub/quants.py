@@ -13,6 +13,8 @@ import re
 
 #: Of several quantisations of one model this one is taken when none was named: the usual balance.
 PREFERRED = "Q4_K_M"
+#: What a model is quantised from, the best first: BF16 holds whatever F16 does of the range, and F32 is twice as large.
+ORIGINALS = ("BF16", "F16", "F32")
 
 _QUANT = re.compile(r"(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|F16|F32)(?=[-.]|$)", re.IGNORECASE)
 _PART = re.compile(r"-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf$", re.IGNORECASE)

@@ -17,7 +17,7 @@ def make_gguf(path: Path, *, weights: str = "F16", layer: int = 0) -> Path:
     """A GGUF of two tensors, which no llama.cpp could load."""
     writer = gguf.GGUFWriter(path, "llama")
     kind = gguf.GGMLQuantizationType[weights]
-    data = gguf.quants.quantize(np.ones((2, 32), np.float32), kind)
+    data = gguf.quants.quantize(np.ones((16, 32), np.float32), kind)
     writer.add_tensor(f"blk.{layer}.attn_q.weight", data, raw_dtype=kind)
     writer.add_tensor(f"blk.{layer}.attn_norm.weight", np.ones(32, np.float32))
     _write(writer)

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pagedrun import hub
 from pagedrun.cli import main
-from pagedrun.errors import DiskFullError, ModelError, ModelFileError, ModelNotFoundError, UsageError
-from pagedrun.quantize import child, job, source, types
-from pagedrun.quantize.source import FolderSource, GgufSource, RepositorySource
+from pagedrun.errors import DiskFullError, ModelError, ModelFileError, UsageError
+from pagedrun.quantize import checks, child, job, source, types
+from pagedrun.quantize.source import FolderSource, GgufSource
 from pagedrun.runtime import space
 from tests.hub_fakes import make_home, put
 from tests.quantize_fakes import make_folder, make_gguf, make_imatrix, plan
@@ -136,43 +135,27 @@ def test_folders(home: Path) -> None:
     assert caught.value.hint.endswith("models/m.gguf")
 
 
-def test_a_repository_is_used_where_it_has_been_fetched(home: Path) -> None:
-    assert isinstance(source.resolve("hf:me/tiny"), RepositorySource)
-    fetched = make_folder(home / "models" / "me" / "tiny")
-    assert source.resolve("hf:me/tiny") == FolderSource(fetched, "tiny")
-    (fetched / "model.safetensors").unlink()
-    assert isinstance(source.resolve("hf:me/tiny"), RepositorySource)
-    with pytest.raises(ModelNotFoundError):
-        source.resolve("hf:me/tiny:Q8_0")
-
-
-def test_a_gguf_of_the_repository_goes_first(home: Path) -> None:
-    make_folder(home / "models" / "me" / "tiny")
-    make_gguf(home / "models" / "me" / "tiny" / "tiny-Q4_K_M.gguf")
-    assert isinstance(source.resolve("hf:me/tiny"), GgufSource)
-
-
 # --- refusals ----------------------------------------------------------------------------------------------------
 
 
 def test_what_is_quantised_already_is_refused(home: Path) -> None:
     found = GgufSource((make_gguf(home / "m.gguf"),), "m")
     twice = plan({"a": "Q8_0", "b": "F32"}, {"a": "Q4_K", "b": "F32"})
-    objection = job.objection(found, twice, options())
+    objection = checks.objection(found, twice, options())
     assert isinstance(objection, UsageError)
-    assert "quantised already (1 tensors are Q8_0)" in objection.message
-    assert job.objection(found, twice, options(force=True)) is None
+    assert "quantised already (1 tensor is Q8_0)" in objection.message
+    assert checks.objection(found, twice, options(force=True)) is None
 
 
 def test_what_stays_as_it_is_may_be_quantised(home: Path) -> None:
     found = GgufSource((make_gguf(home / "m.gguf"),), "m")
     experts_kept = plan({"experts": "MXFP4", "q": "BF16"}, {"experts": "MXFP4", "q": "Q8_0"})
-    assert job.objection(found, experts_kept, options("MXFP4_MOE")) is None
+    assert checks.objection(found, experts_kept, options("MXFP4_MOE")) is None
 
 
 def test_nothing_to_do(home: Path) -> None:
     found = GgufSource((make_gguf(home / "m.gguf"),), "m")
-    objection = job.objection(found, plan({"a": "F16"}, {"a": "F16"}), options("F16", force=True))
+    objection = checks.objection(found, plan({"a": "F16"}, {"a": "F16"}), options("F16", force=True))
     assert objection is not None
     assert "nothing would change" in objection.message
 
@@ -180,10 +163,10 @@ def test_nothing_to_do(home: Path) -> None:
 def test_an_imatrix_where_one_is_needed(home: Path) -> None:
     found = GgufSource((make_gguf(home / "m.gguf"),), "m")
     needy = plan({"a": "F16"}, {"a": "IQ2_XXS"}, needs_imatrix=True)
-    objection = job.objection(found, needy, options("IQ2_XXS"))
+    objection = checks.objection(found, needy, options("IQ2_XXS"))
     assert objection is not None
     assert "--calibrate TEXT" in objection.hint
-    assert job.objection(found, needy, options("IQ2_XXS", imatrix=home / "i.gguf")) is None
+    assert checks.objection(found, needy, options("IQ2_XXS"), calibrating=True) is None
 
 
 def test_too_little_space(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +182,7 @@ def test_too_little_space(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_written_aside_appears_at_the_end(home: Path) -> None:
     output = home / "new" / "out.gguf"
-    with job.written_aside(output) as aside:
+    with job.written_aside(output, replace=True) as aside:
         aside.write_text("all of it")
         assert not output.exists()
         assert aside.parent == output.parent
@@ -211,7 +194,7 @@ def test_what_is_written_aside_appears_at_the_end(home: Path) -> None:
 @pytest.mark.parametrize("error", [ModelError("no"), KeyboardInterrupt()])
 def test_what_fails_leaves_nothing_and_the_old_file_stays(home: Path, error: BaseException) -> None:
     output = put(home / "new" / "out.gguf", b"old")
-    with pytest.raises(type(error)), job.written_aside(output) as aside:
+    with pytest.raises(type(error)), job.written_aside(output, replace=True) as aside:
         aside.write_text("half")
         raise error
     assert [path.read_bytes() for path in output.parent.iterdir()] == [b"old"]
@@ -219,8 +202,8 @@ def test_what_fails_leaves_nothing_and_the_old_file_stays(home: Path, error: Bas
 
 def test_two_do_not_write_the_same_file(home: Path) -> None:
     output = home / "out.gguf"
-    with job.written_aside(output) as aside:
-        with pytest.raises(UsageError, match="another pagedrun is writing"), job.written_aside(output):
+    with job.written_aside(output, replace=True) as aside:
+        with pytest.raises(UsageError, match="another pagedrun is writing"), job.written_aside(output, replace=True):
             pass
         aside.write_text("ours")
     assert output.read_text() == "ours"
@@ -228,7 +211,7 @@ def test_two_do_not_write_the_same_file(home: Path) -> None:
 
 def test_what_a_killed_run_left_is_overwritten(home: Path) -> None:
     put(home / ".out.gguf.part", b"left behind")
-    with job.written_aside(home / "out.gguf") as aside:
+    with job.written_aside(home / "out.gguf", replace=True) as aside:
         aside.write_text("new")
     assert (home / "out.gguf").read_text() == "new"
     assert not (home / ".out.gguf.part").exists()
@@ -236,7 +219,10 @@ def test_what_a_killed_run_left_is_overwritten(home: Path) -> None:
 
 def test_a_folder_that_cannot_be_written(home: Path) -> None:
     (home / "file").touch()
-    with pytest.raises(UsageError, match="cannot write to"), job.written_aside(home / "file" / "out.gguf"):
+    with (
+        pytest.raises(UsageError, match="cannot write to"),
+        job.written_aside(home / "file" / "out.gguf", replace=True),
+    ):
         pass
 
 
@@ -263,7 +249,7 @@ def test_a_result_that_is_not_what_was_foretold_is_refused(home: Path, monkeypat
     [
         (["m.gguf", "--type", "q5_k_x"], "no quantisation 'q5_k_x'"),
         (["m.gguf", "--imatrix", "a", "--calibrate", "b"], "--imatrix and --calibrate exclude each other"),
-        (["m.gguf", "--dry-run", "--check", "b"], "--dry-run makes nothing that --check could use"),
+        (["m.gguf", "--dry-run", "--check", "b"], "--dry-run makes nothing that --check could compare"),
         (["m.gguf", "--check-chunks", "3"], "--check-chunks needs --check TEXT"),
         (["m.gguf", "--tensor-type", "ffn_down"], "--tensor-type 'ffn_down' is not PATTERN=TYPE"),
         (["m.gguf", "--tensor-type", "ffn_down=q99"], "no type 'q99' for tensors"),
@@ -295,9 +281,3 @@ def test_a_pattern_may_hold_an_equals_sign() -> None:
     from pagedrun.cli.quantize.command import _tensor_type
 
     assert _tensor_type("a=b=q8_0") == ("a=b", "Q8_0")
-
-
-def test_the_locator_can_be_another(home: Path) -> None:
-    path = make_gguf(home / "m-F16.gguf")
-    found = source.resolve("anything", lambda name: hub.LocatedModel(path, name, None))
-    assert found == GgufSource((path,), "m", None)

@@ -7,31 +7,27 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pagedrun.cli import main
-from pagedrun.cli.quantize import source as sources
 from pagedrun.errors import (
     DiskFullError,
     DownloadError,
     ModelError,
     ModelFileError,
-    ModelNotFoundError,
     UsageError,
 )
 from pagedrun.gguf_file import read_facts
 from pagedrun.hub.reference import HubReference
 from pagedrun.hub.remote import RemoteFile, Repository
 from pagedrun.quantize import convert, environment, folder, source
-from pagedrun.quantize.source import FolderSource, GgufSource
 from pagedrun.runtime import space
 from tests import hf_folder
-from tests.fake_hub import FakeHub, Repo, running
 from tests.hub_fakes import make_home
-from tests.quantize_fakes import make_folder, make_gguf, safetensors
+from tests.quantize_fakes import make_folder, safetensors
 from tests.runtime_fakes import Report
 
 INDEX = "model.safetensors.index.json"
@@ -70,7 +66,12 @@ def test_a_whole_folder(home: Path) -> None:
         (
             lambda m: (m / INDEX).write_text('{"weight_map": {"a": "x-00001-of-00002.safetensors"}}'),
             ModelFileError,
-            "1 files of the weights are missing .* x-00001-of-00002",
+            "lacks 1 file of its weights, .* x-00001-of-00002",
+        ),
+        (
+            lambda m: (m / "model.safetensors").rename(m / "model-00001-of-00003.safetensors"),
+            ModelFileError,
+            "lacks 2 files of its weights, .* model-00002-of-00003",
         ),
         (lambda m: (m / INDEX).write_text("{}"), ModelFileError, "no weight_map"),
     ],
@@ -91,18 +92,21 @@ def test_what_of_a_repository_is_fetched(home: Path) -> None:
     names = [
         "config.json", "tokenizer.json", "model-00001-of-00001.safetensors", "consolidated.safetensors", "README.md",
         "modeling_own.py", "pytorch_model.bin", "onnx/model.onnx", "original/tokenizer.model", "chat_template.jinja",
+        "1_Pooling/config.json", "2_Dense/model.safetensors", "2_Dense/own.py",
     ]  # fmt: skip
     files = tuple(RemoteFile(path=name, size=1, sha256=None) for name in names)
     repository = Repository(name="me/tiny", commit="0" * 40, files=files, license="mit")
-    found = convert._pullable(HubReference("me/tiny"), repository)
-    assert found is not None
+    found = convert._safetensors(HubReference("me/tiny"), repository)
     assert {file.path for file in found.files} == {
         "config.json", "tokenizer.json", "model-00001-of-00001.safetensors", "README.md", "chat_template.jinja",
+        "1_Pooling/config.json", "2_Dense/model.safetensors",
     }  # fmt: skip
-    assert found.folder == home / "models" / "me" / "tiny"
+    assert [file.path.endswith(".safetensors") for file in found.files] == [False] * 5 + [True] * 2
+    assert found.folder == home / "cache" / "repositories" / "me" / "tiny"
     assert found.source == f"hf:me/tiny@{'0' * 40}"
     gguf_alone = Repository(name="me/g", commit="0" * 40, files=files[:2], license=None)
-    assert convert._pullable(HubReference("me/g"), gguf_alone) is None
+    with pytest.raises(DownloadError, match="holds no GGUF file"):
+        convert._safetensors(HubReference("me/g"), gguf_alone)
 
 
 # --- the environment ---------------------------------------------------------------------------------------------
@@ -173,20 +177,23 @@ def test_the_converter_sees_data_alone(converter: Path, home: Path) -> None:
     model = make_folder(home / "Tiny-1B")
     for name in ("modeling_own.py", "pytorch_model.bin", "README.md"):
         (model / name).write_text("x")
-    (model / "sub").mkdir()
+    for name in ("sub", "1_Pooling"):
+        (model / name).mkdir()
+        (model / name / "config.json").write_text("{}")
     says(
         converter,
         "folder, target = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[3])\n"
         "assert folder.name == 'Tiny-1B' and sys.argv[4:] == ['--outtype', 'auto']\n"
         "assert os.environ['HF_HUB_OFFLINE'] == '1' and 'PYTHONPATH' not in os.environ\n"
         "print('Writing:  50%|####', end='\\r')\n"
-        "target.write_text(' '.join(sorted(os.listdir(folder))))",
+        "found = [path.relative_to(folder) for path in folder.rglob('*') if path.is_file()]\n"
+        "target.write_text(' '.join(sorted(map(str, found))))",
     )
     seen: list[tuple[int, int]] = []
     target = home / "out"
     target.touch()
     convert.convert(converter, model, target, "auto", lambda *at: seen.append(at))
-    assert target.read_text() == "README.md config.json model.safetensors tokenizer.json"
+    assert target.read_text() == "1_Pooling/config.json README.md config.json model.safetensors tokenizer.json"
     assert seen == [(50, 100)]
 
 
@@ -197,6 +204,7 @@ def test_the_converter_sees_data_alone(converter: Path, home: Path) -> None:
         ("raise NotImplementedError('BPE pre-tokenizer was not recognized - x')", ModelFileError, "its tokenizer is"),
         ("raise ValueError('needs trust_remote_code=True')", ModelFileError, "a program of its own"),
         ("raise FileNotFoundError('File not found: tokenizer.model')", ModelFileError, "cannot be used: FileNotFound"),
+        ("open(pathlib.Path(sys.argv[1], '1_Pooling', 'config.json'))", ModelFileError, "lacks the file 1_Pooling/con"),
         ("import no_such_thing", ModelFileError, "needs the package no_such_thing"),
         ("raise OSError(28, 'No space left on device')", ModelFileError, "the disk is full"),
         ("raise KeyError('hidden_size')", ModelError, "KeyError: 'hidden_size'"),
@@ -240,40 +248,3 @@ def test_a_dry_run_needs_a_gguf(home: Path, capfd: pytest.CaptureFixture[str], m
     assert main.run(["quantize", "m", "--dry-run"]) == 2
     assert "has to be converted first" in capfd.readouterr().err
     assert isinstance(source.resolve("./m"), source.FolderSource)
-
-
-# --- from a hub --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def served(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """A hub with a repository of safetensors, and one of GGUF files alone."""
-    whole = make_folder(home / "whole")
-    with running() as fake:
-        monkeypatch.setenv("HF_ENDPOINT", fake.url)
-        fake.repos["me/tiny"] = Repo({path.name: path.read_bytes() for path in whole.iterdir()} | {"own.py": b"no"})
-        fake.repos["me/files"] = Repo({"files-Q8_0.gguf": make_gguf(home / "g.gguf").read_bytes()})
-        yield fake
-
-
-def test_a_repository_is_fetched_when_that_is_allowed(
-    served: FakeHub, home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(ModelNotFoundError, match="is not on this machine") as caught:
-        sources.find("hf:me/tiny", pull=False)
-    assert "--pull" in caught.value.hint
-    found = sources.find("hf:me/tiny", pull=True)
-    assert found == FolderSource(home / "models" / "me" / "tiny", "tiny")
-    assert folder.is_complete(found.folder)
-    assert not (found.folder / "own.py").exists()
-    assert "3 files" in capfd.readouterr().err
-    served.close()
-    assert sources.find("hf:me/tiny", pull=False) == found
-
-
-def test_a_repository_of_gguf_files(served: FakeHub, home: Path) -> None:
-    found = sources.find("hf:me/files", pull=True)
-    assert isinstance(found, GgufSource)
-    assert found.parts == (home / "models" / "me" / "files" / "files-Q8_0.gguf",)
-    with pytest.raises(DownloadError, match="has no repository me/none"):
-        sources.find("hf:me/none", pull=True)

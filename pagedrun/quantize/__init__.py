@@ -4,6 +4,8 @@
     folder       such a folder: is it whole?
     types        quantisations by name
     child        llama.cpp's quantiser, in a process of its own
+    beforehand   what speaks against it by names and headers alone
+    checks       what speaks against it by llama.cpp's plan, and remarks
     job          plan, checks, quantise aside, check, rename
     calibrate    an importance matrix, by llama-imatrix
     environment  torch and transformers, in an environment of their own

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from pagedrun.errors import ModelError, ModelFileError, PagedrunError
-from pagedrun.hub import remote
-from pagedrun.hub.pull import Pullable
+from pagedrun.hub import choose, http, remote
+from pagedrun.hub.pullable import Pullable, resolve
 from pagedrun.hub.reference import HubReference
 from pagedrun.hub.remote import Repository
-from pagedrun.paths import models_dir
-from pagedrun.quantize import program
-from pagedrun.quantize.source import RepositorySource
+from pagedrun.quantize import folder, program
+from pagedrun.quantize.source import fetched_folder
 
-_DATA = (".safetensors", ".json", ".jsonl", ".txt", ".model", ".tiktoken", ".jinja", ".md")
 _WRITING = re.compile(r"Writing: +(\d+)%")
 
 # What the converter's last line says -> what we say. The first that matches is used.
@@ -29,17 +29,17 @@ _FAILURES: tuple[tuple[str, str, str], ...] = (
     (
         r"Model (\S+) is not supported",
         "its architecture {0} is not known to the converter of this llama.cpp",
-        "newer models need a newer pagedrun; is there a GGUF of it? pagedrun search",
+        "newer models need a newer pagedrun; is there a GGUF of it? {search}",
     ),
     (
         r"pre-tokenizer was not recognized",
         "its tokenizer is not known to the converter of this llama.cpp",
-        "newer models need a newer pagedrun; is there a GGUF of it? pagedrun search",
+        "newer models need a newer pagedrun; is there a GGUF of it? {search}",
     ),
     (
         r"trust_remote_code|custom code|requires you to execute",
         "its tokenizer is a program of its own, which pagedrun does not run",
-        "get the model as GGUF: pagedrun search",
+        "get the model as GGUF: {search}",
     ),
     (
         r"(?i)tokenizer|vocab",
@@ -50,6 +50,11 @@ _FAILURES: tuple[tuple[str, str, str], ...] = (
         r"ModuleNotFoundError: No module named '([^']*)'|ImportError: .*?(\w+)$",
         "the converter needs the package {0} for it",
         "add it with: --with {0}",
+    ),
+    (
+        r"No such file or directory: '(?:[^']*/pagedrun-\w+/[^/']+/)?([^']+)'",
+        "it lacks the file {0}",
+        "fetch the whole repository again",
     ),
     (r"No space left on device", "the disk is full", "free some space, or write elsewhere with -o"),
     (r"SafetensorError|incomplete metadata|HeaderTooLarge|InvalidHeader", "a file of its weights is damaged", ""),
@@ -79,9 +84,9 @@ def convert(
 
 def _stage(source: Path, staged: Path) -> None:
     staged.mkdir()
-    for file in sorted(source.iterdir()):
-        if file.suffix in _DATA and file.is_file():
-            (staged / file.name).symlink_to(file.resolve())
+    for name in folder.data_files(source):
+        (staged / name).parent.mkdir(exist_ok=True)
+        (staged / name).symlink_to((source / name).resolve())
 
 
 def _environment() -> dict[str, str]:
@@ -108,39 +113,46 @@ def _failure(source: Path, status: int, tail: str) -> PagedrunError:
     lines = [line.strip() for line in tail.splitlines() if line.strip() and not _WRITING.search(line)]
     told = [line for line in lines if re.match(r"(ERROR:|[\w.]*(?:Error|Exception|Interrupt)\b)", line)]
     line = (told or lines or [f"it ended with status {status}"])[-1].removeprefix("ERROR:hf-to-gguf:")
+    search = f"pagedrun search {shlex.quote(source.name)}"
     for pattern, text, hint in _FAILURES:
         if match := re.search(pattern, line):
             first = next((group for group in match.groups() if group), "")
             said = text.format(first, line=line)
-            return ModelFileError(f"{source.name} cannot be converted: {said}", hint=hint.format(first))
+            return ModelFileError(f"{source.name} cannot be converted: {said}", hint=hint.format(first, search=search))
     reason = f"the converter was ended by signal {-status}" if status < 0 else line
-    return ModelError(f"{source.name} cannot be converted: {reason}", hint="is there a GGUF of it? pagedrun search")
+    return ModelError(f"{source.name} cannot be converted: {reason}", hint=f"is there a GGUF of it? {search}")
 
 
 # --- from the hub ------------------------------------------------------------------------------------------------
 
 
-def pullable(source: RepositorySource) -> Pullable | None:
-    """What of the repository the converter needs, to be fetched; None when it holds no safetensors.
+def pullable(reference: HubReference, say: http.Say = http.silent) -> Pullable:
+    """What of a repository is to be fetched for quantising: a GGUF with 16 bits a weight, else safetensors.
 
-    Raises DownloadError.
+    Raises DownloadError, UsageError, ModelFileError.
     """
-    return _pullable(source.reference, remote.repository(source.reference.repo, source.reference.revision))
+    repository = remote.repository(reference.repo, reference.revision, say)
+    if original := choose.original(repository):
+        return resolve(str(replace(reference, file=original.first)), say=say)
+    return _safetensors(reference, repository)
 
 
-def _pullable(reference: HubReference, repository: Repository) -> Pullable | None:
-    files = [file for file in repository.files if "/" not in file.path and Path(file.path).suffix in _DATA]
-    weights = [file for file in files if file.path.endswith(".safetensors")]
-    if not weights:
-        return None
+def _safetensors(reference: HubReference, repository: Repository) -> Pullable:
+    names = [file.path for file in repository.files if "/" not in file.path]
+    is_pickled = any(name.endswith(".bin") for name in names) and not any(name.endswith(".gguf") for name in names)
+    if not is_pickled and not any(name.endswith(".safetensors") for name in names):
+        raise choose.no_original(repository)
+    folder.check_names(names, f"hf:{repository.name}")
+    files = [file for file in repository.files if folder.is_data(file.path)]
     # A consolidated copy beside the parts would double it.
-    if any(file.path.startswith("model") for file in weights):
+    if any(name.startswith("model") and name.endswith(".safetensors") for name in names):
         files = [file for file in files if not file.path.startswith("consolidated")]
     return Pullable(
         name=str(reference),
         title=reference.repo.partition("/")[2],
         source=f"hf:{reference.repo}@{repository.commit}",
-        files=tuple(files),
-        folder=models_dir() / reference.repo,
+        # Weights last: where they are complete, everything is.
+        files=tuple(sorted(files, key=lambda file: file.path.endswith(".safetensors"))),
+        folder=fetched_folder(reference),
         license=repository.license,
     )

@@ -44,7 +44,7 @@ VARIABLE = "PAGEDRUN_CONVERT_WITH"
 _BYTES = 5 << 29
 _CONVERTER = ("convert_hf_to_gguf.py", "conversion", "gguf-py")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_HINT = "other versions can be had with --with, such as --with torch==2.11.0; or get the model as GGUF: pagedrun search"
+_HINT = "other versions: --with torch==2.11.0 or the like; or get the model as GGUF: pagedrun search WORD"
 
 
 def requirements(wanted: Sequence[str]) -> tuple[str, ...]:
@@ -117,5 +117,5 @@ def _make_venv(aside: Path) -> None:
         lines = (made.stderr or made.stdout).strip().splitlines() or ["it gives no reason"]
         raise SetupError(
             f"the environment for conversions cannot be made: {lines[-1]}",
-            hint="Debian, Ubuntu: sudo apt install python3-venv; or get the model as GGUF: pagedrun search",
+            hint="Debian, Ubuntu: sudo apt install python3-venv; or get the model as GGUF: pagedrun search WORD",
         )

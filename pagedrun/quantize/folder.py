@@ -2,6 +2,7 @@
 
     model.safetensors                      u64 length of the header, the header as JSON, the weights
     model.safetensors.index.json           for weights in several files: tensor -> file
+    1_Pooling/, 2_Dense/, ...              in a model of sentence-transformers: more files of the same kinds
 
 Looked at before the converter is started: what is missing or cut short can be said at once, and in plain words.
 """
@@ -9,45 +10,87 @@ Looked at before the converter is started: what is missing or cut short can be s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
+import re
+import shlex
+from collections.abc import Collection, Iterator
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pagedrun.errors import ModelFileError, UsageError
-from pagedrun.units import size
+from pagedrun.units import count, size
 
 _INDEX = "model.safetensors.index.json"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "*.tiktoken", "*.model")
+_DATA = (".safetensors", ".json", ".jsonl", ".txt", ".model", ".tiktoken", ".jinja", ".md")
+_MODULE = re.compile(r"\d+_\w+")
+_PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.safetensors")
+_SHOWN = 6
 _MAX_HEADER = 100 << 20  # as the safetensors package has it
 _FETCH = "fetch the whole repository again"
 
 
 def check(folder: Path) -> None:
     """Raises UsageError for a folder without a model, ModelFileError for one whose model cannot be converted."""
-    if not any(folder.glob("*.safetensors")):
-        raise _no_weights(folder)
-    if not (folder / "config.json").is_file():
-        raise ModelFileError(f"{folder} holds no config.json", hint=_FETCH)
+    names = [str(path.relative_to(folder)) for path in folder.glob("*") if path.is_file()]
+    check_names(names, str(folder))
     _read_json(folder / "config.json")
-    if missing := missing_files(folder):
-        raise ModelFileError(
-            f"{len(missing)} files of the weights are missing in {folder}, the first is {missing[0]}", hint=_FETCH
-        )
-    if not any(any(folder.glob(pattern)) for pattern in _TOKENIZERS):
-        raise ModelFileError(f"{folder} holds no tokenizer", hint=f"it needs tokenizer.json or the like: {_FETCH}")
+    _require_all(_indexed(folder) - set(names), str(folder))
     for path in sorted(folder.glob("*.safetensors")):
         _check_whole(path)
 
 
-def missing_files(folder: Path) -> list[str]:
-    """The files of weights that the folder's index names and that are not there. Raises ModelFileError."""
+def check_names(names: Collection[str], where: str) -> None:
+    """What can be told from the names of the files alone. Raises UsageError, ModelFileError, which name `where`."""
+    weights = [name for name in names if "/" not in name and name.endswith(".safetensors")]
+    if not weights:
+        raise _no_weights(names, where)
+    if "config.json" not in names:
+        raise ModelFileError(f"{where} holds no config.json", hint=_FETCH)
+    parts = [part for name in weights if (part := _PART.fullmatch(name))]
+    every = {
+        f"{part['name']}-{number:05}-of-{part['total']}.safetensors"
+        for part in parts
+        for number in range(1, int(part["total"]) + 1)
+    }
+    _require_all(every - set(weights), where)
+    if not any(fnmatch(name, pattern) for name in names for pattern in _TOKENIZERS):
+        raise ModelFileError(f"{where} holds no tokenizer", hint=f"it needs tokenizer.json or the like: {_FETCH}")
+
+
+def is_data(file: str) -> bool:
+    """Whether a file, by its path inside the folder or repository, is for the converter: data alone, no program."""
+    folder, _, name = file.rpartition("/")
+    is_seen = not name.startswith(".") and (not folder or bool(_MODULE.fullmatch(folder)))
+    return is_seen and PurePosixPath(name).suffix in _DATA
+
+
+def data_files(folder: Path) -> list[str]:
+    """The paths inside the folder of what the converter is given."""
+    files = (path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.is_file())
+    return sorted(name for path in files if is_data(name := path.relative_to(folder).as_posix()))
+
+
+def weights_size(folder: Path) -> int:
+    """Bytes of the weights."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def _indexed(folder: Path) -> set[str]:
+    """The files of weights that the folder's index names. Raises ModelFileError."""
     index = folder / _INDEX
     if not index.is_file():
-        return []
+        return set()
     files = _read_json(index).get("weight_map")
     if not isinstance(files, dict):
         raise ModelFileError(f"{index} is damaged: it has no weight_map", hint=_FETCH)
-    return sorted({str(name) for name in files.values() if not (folder / str(name)).is_file()})
+    return {str(name) for name in files.values()}
+
+
+def _require_all(missing: set[str], where: str) -> None:
+    if missing:
+        n_files = count(len(missing), "file")
+        raise ModelFileError(f"{where} lacks {n_files} of its weights, the first is {min(missing)}", hint=_FETCH)
 
 
 def is_complete(folder: Path) -> bool:
@@ -67,16 +110,19 @@ def name(folder: Path) -> str:
     return folder.name
 
 
-def _no_weights(folder: Path) -> UsageError | ModelFileError:
-    ggufs = sorted(path.name for path in folder.glob("*.gguf"))
-    if ggufs:
-        return UsageError(f"{folder} is a folder", hint=f"name the file in it: {folder / ggufs[0]}")
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
+def _no_weights(names: Collection[str], where: str) -> UsageError | ModelFileError:
+    if ggufs := sorted(name for name in names if name.lower().endswith(".gguf")):
+        listed = ", ".join(shlex.quote(f"{where}/{name}") for name in ggufs[:_SHOWN])
+        more = f", and {len(ggufs) - _SHOWN} more" if len(ggufs) > _SHOWN else ""
+        what = "the file in it" if len(ggufs) == 1 else "one of the files in it"
+        return UsageError(f"{where} is a folder", hint=f"name {what}: {listed}{more}")
+    if any(fnmatch(name, pattern) for name in names for pattern in ("*.bin", "*.pt*")):
+        model = shlex.quote(where.rpartition("/")[2])
         return ModelFileError(
-            f"{folder} holds its weights as pickle files, which can run any program when they are read",
-            hint="get the model as safetensors, or as GGUF: pagedrun search",
+            f"{where} holds its weights as pickle files, which can run any program when they are read",
+            hint=f"get the model as safetensors, or as GGUF: pagedrun search {model}",
         )
-    return UsageError(f"{folder} holds no *.safetensors", hint="name a GGUF file, or the folder of a model")
+    return UsageError(f"{where} holds no *.safetensors", hint="name a GGUF file, or the folder of a model")
 
 
 def _check_whole(path: Path) -> None:

@@ -2,22 +2,25 @@
 
 a name, a path of a GGUF, hf:OWNER/REPO:QUANT, ...      the files of one GGUF model
 a folder with config.json and *.safetensors             to be converted first
-hf:OWNER/REPO without a GGUF on this machine            such a folder, once it has been fetched
+hf:OWNER/REPO                                           its GGUF with 16 bits a weight, else its safetensors
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import quote
 
 from pagedrun import hub
 from pagedrun.errors import ModelFileError, ModelNotFoundError, UsageError
 from pagedrun.gguf_file import check_file, read_facts
 from pagedrun.hub import quants
+from pagedrun.hub.pullable import Pullable
 from pagedrun.hub.reference import HubReference, parse
-from pagedrun.paths import expanded, models_dir
+from pagedrun.paths import cache_dir, expanded, models_dir
 from pagedrun.quantize import folder
 
 _NO_MODELS = {"imatrix": "an importance matrix", "vocabulary": "a vocabulary without weights"}
@@ -40,56 +43,79 @@ class GgufSource:
 
 @dataclass(frozen=True, slots=True)
 class FolderSource:
-    """A model as Hugging Face's libraries keep it: config.json, a tokenizer, *.safetensors."""
+    """A model as Hugging Face's libraries keep it: config.json, a tokenizer, *.safetensors.
+
+    is_fetched: by pagedrun for the conversion, and no longer needed after it.
+    """
 
     folder: Path
     name: str
     beside: Path | None = None
+    is_fetched: bool = False
 
     @property
     def size(self) -> int:
         """Bytes of its weights."""
-        return sum(path.stat().st_size for path in self.folder.glob("*.safetensors"))
+        return folder.weights_size(self.folder)
 
 
 @dataclass(frozen=True, slots=True)
-class RepositorySource:
-    """Such a folder on a hub."""
+class RemoteSource:
+    """A model that has to be fetched first: one in GGUF, or such a folder."""
 
-    reference: HubReference
+    pullable: Pullable
+    beside = None
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it has to be converted, too."""
+        return any(file.path.endswith(".safetensors") for file in self.pullable.files)
 
     @property
     def name(self) -> str:
         """What its result is named after."""
-        return self.reference.repo.partition("/")[2]
+        return self.pullable.title if self.is_folder else _base_name(Path(self.pullable.files[0].path))
 
 
-Source = GgufSource | FolderSource | RepositorySource
+Source = GgufSource | FolderSource | RemoteSource
 
 
-def resolve(text: str, locate: Callable[[str], hub.LocatedModel] = hub.locate) -> Source:
-    """What `text` means; `locate` finds, or fetches, a model in GGUF.
-
-    Raises ModelNotFoundError, ModelFileError, UsageError, and what `locate` raises.
-    """
+def resolve(text: str) -> GgufSource | FolderSource:
+    """What `text` means on this machine. Raises ModelNotFoundError, ModelFileError, UsageError."""
+    reference = parse(text)
+    if isinstance(reference, HubReference):
+        return _of_hub(reference)
     path = expanded(text)
-    if not text.startswith(("hf:", "http")) and path.is_dir():
+    if path.is_dir():
         return folder_source(path.absolute(), beside=path.absolute().parent)
-    reference = parse(text) if text.startswith(("hf:", "http")) else None
-    if isinstance(reference, HubReference) and not reference.quant and not reference.file:
-        return _repository(text, reference)
-    found = locate(text)
+    if path.suffix == ".safetensors" and path.is_file():
+        hint = f"name the folder: pagedrun quantize {shlex.quote(str(path.parent))}"
+        raise UsageError(f"{text} is one file of a model, which is its whole folder", hint=hint)
+    found = hub.locate(text)
     typed_path = found.name == str(found.path) and found.path.parent != models_dir()
     return gguf_source(found.path, beside=found.path.parent if typed_path else None)
 
 
-def _repository(text: str, reference: HubReference) -> Source:
-    """A repository of which no file was named: a GGUF of it that is here, else its safetensors, here or there."""
-    try:
-        return gguf_source(hub.locate(text).path)
-    except ModelNotFoundError:
-        fetched = _fetched_folder(reference)
-        return folder_source(fetched) if fetched else RepositorySource(reference)
+def whole_repository(text: str) -> HubReference | None:
+    """The repository, where `text` names one and nothing in it."""
+    reference = parse(text)
+    return reference if isinstance(reference, HubReference) and not reference.quant and not reference.file else None
+
+
+def _of_hub(reference: HubReference) -> GgufSource | FolderSource:
+    """What is here of a repository: the file that was named; else one with 16 bits a weight, else its safetensors."""
+    if reference.quant or reference.file:
+        return gguf_source(hub.locate(str(reference)).path)
+    for quant in quants.ORIGINALS:
+        try:
+            return gguf_source(hub.locate(str(replace(reference, quant=quant))).path)
+        except ModelNotFoundError:
+            continue
+    for path in (fetched_folder(reference), _in_hugging_face_cache(reference)):
+        if path and folder.is_complete(path):
+            is_fetched = path == fetched_folder(reference)
+            return FolderSource(path, reference.repo.partition("/")[2], is_fetched=is_fetched)
+    raise ModelNotFoundError(f"{reference} is not on this machine", hint="add --pull to fetch it")
 
 
 def gguf_source(path: Path, *, beside: Path | None = None) -> GgufSource:
@@ -107,14 +133,17 @@ def folder_source(path: Path, *, beside: Path | None = None) -> FolderSource:
     return FolderSource(path, folder.name(path), beside)
 
 
-def _fetched_folder(reference: HubReference) -> Path | None:
-    """The repository's safetensors where they have been fetched: by pagedrun, or by Hugging Face's libraries."""
+def fetched_folder(reference: HubReference) -> Path:
+    """Where the files of a repository are while it is fetched and converted, and no longer."""
+    revision = f"@{quote(reference.revision, safe='')}" if reference.revision else ""
+    return cache_dir() / "repositories" / f"{reference.repo}{revision}"
+
+
+def _in_hugging_face_cache(reference: HubReference) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     cached = try_to_load_from_cache(reference.repo, "config.json", revision=reference.revision)
-    folders = [] if reference.revision else [models_dir() / reference.repo]
-    folders += [Path(cached).parent] if isinstance(cached, str) else []
-    return next((path for path in folders if folder.is_complete(path)), None)
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def output_path(wanted: Path | None, source: Source, type_name: str) -> Path:
@@ -124,11 +153,15 @@ def output_path(wanted: Path | None, source: Source, type_name: str) -> Path:
     """
     name = f"{source.name}-{type_name}.gguf"
     if wanted is None:
-        beside = None if isinstance(source, RepositorySource) else source.beside
-        return (beside or models_dir()) / name
+        return (source.beside or models_dir()) / name
     path = expanded(wanted).absolute()
     if path.is_dir():
         return path / name
+    if _PART.search(path.stem):
+        raise UsageError(
+            f"-o: {wanted} is the name of a part of a split model, and the result is one file",
+            hint=f"for example -o {_PART.sub('', path.stem)}.gguf",
+        )
     if path.suffix != ".gguf":
         raise UsageError(f"-o: {wanted} does not end in .gguf", hint=f"a folder that exists is fine: {name} goes there")
     if not path.parent.is_dir():
@@ -138,11 +171,11 @@ def output_path(wanted: Path | None, source: Source, type_name: str) -> Path:
 
 def check_output(path: Path, source: Source, *, force: bool) -> None:
     """Raises UsageError when the result must not be written to `path`."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return
-    if not path.is_file():
+    if path.exists() and not path.is_file():
         raise UsageError(f"{path} is no file")
-    if isinstance(source, GgufSource) and any(path.samefile(part) for part in source.parts):
+    if isinstance(source, GgufSource) and any(path.exists() and path.samefile(part) for part in source.parts):
         raise UsageError(f"{path} is the source itself", hint="write somewhere else with -o")
     if not force:
         raise UsageError(f"{path} exists", hint="choose another name with -o, or overwrite it with --force")

@@ -3,6 +3,7 @@
 command.py  the command: options, and the order of things
 source.py   the source as a GGUF: located, fetched, converted
 report.py   what is said about it, for people and as JSON
+kept.py     what is remembered of it
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ import typer
 
 from pagedrun.cli import console
 from pagedrun.cli.options import read_option_file
+from pagedrun.cli.quantize.signals import ending_in_order
 from pagedrun.errors import UsageError
 from pagedrun.paths import expanded
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pagedrun.quantize.compare import Comparison
     from pagedrun.quantize.job import Options
-    from pagedrun.quantize.source import GgufSource
+    from pagedrun.quantize.source import GgufSource, Source
 
 _SOURCE = "A model: name, path of a GGUF file, hf:owner/repo[:quant], or a folder (or repository) with *.safetensors."
 _TYPE = (
@@ -38,6 +42,7 @@ _EMBEDDING = "Type of the token embeddings."
 _CHECK = "Afterwards, compare both models on this text: perplexity and KL divergence."
 _FORCE = "Overwrite the new file; quantise what is quantised already."
 _WITH = "Package for the converter, such as torch==2.11.0, in place of the default; may be repeated."
+_VERBOSE = "Show llama.cpp's log, and tracebacks."
 
 _CONVERSION = "Conversion"
 
@@ -88,6 +93,7 @@ def quantize(  # noqa: PLR0913, PLR0917 - each is an option of the command
         typer.Option("--with", metavar="REQUIREMENT", help=_WITH, rich_help_panel=_CONVERSION),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; sizes in bytes.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help=_VERBOSE, callback=console.set_verbose)] = False,
 ) -> None:
     """Quantise a model: a smaller file that needs less memory and runs faster, for some loss of quality.
 
@@ -99,15 +105,16 @@ def quantize(  # noqa: PLR0913, PLR0917 - each is an option of the command
     Start from a file with 16 or 32 bits a weight: what has been quantised already cannot get better. A model as
     safetensors is converted first, by llama.cpp's converter.
     """
-    from pagedrun.cli.quantize import report
+    from pagedrun.cli.quantize import kept, report
     from pagedrun.cli.quantize import source as sources
     from pagedrun.config import load_config
     from pagedrun.first_run import ensure_runtime
     from pagedrun.native.imatrix import load_imatrix
+    from pagedrun.native.library import load
     from pagedrun.native.placement import physical_cores
     from pagedrun.quantize import types
     from pagedrun.quantize.job import Options
-    from pagedrun.quantize.source import check_output, output_path
+    from pagedrun.quantize.source import GgufSource, output_path
 
     texts = _Texts(calibrate=calibrate, check=check, check_chunks=check_chunks)
     _check_combinations(texts, imatrix, dry_run=dry_run)
@@ -122,14 +129,24 @@ def quantize(  # noqa: PLR0913, PLR0917 - each is an option of the command
         force=force,
     )
     if options.imatrix:
+        _check_readable("--imatrix", options.imatrix)
         load_imatrix(options.imatrix)  # the child reads it too; what is wrong with it is said now
-    ensure_runtime()
-    found = sources.find(source, pull=pull)
-    target = output_path(output, found, options.type)
-    if not dry_run:
-        check_output(target, found, force=force)
-    with sources.as_gguf(found, target, options.type, with_ or (), dry_run=dry_run) as gguf:
+    for option, path in (("--calibrate", calibrate), ("--check", check)):
+        if path is not None:
+            read_option_file(path, option)
+    named = sources.find(source, pull=pull)
+    target = output_path(output, named, options.type)
+    _refuse(named, target, options, texts, dry_run=dry_run)
+    found = sources.bring(named, source, pull=pull)
+    if not sources.is_conversion_alone(found, options.type):
+        ensure_runtime()
+        if verbose:
+            load().log.verbose = True
+    if with_ and isinstance(found, GgufSource):
+        console.warn("--with changes nothing: only safetensors are converted, and this is a GGUF file")
+    with ending_in_order(), sources.as_gguf(found, target, options, with_ or ()) as gguf:
         if gguf is None:  # converted to what was asked for
+            kept.remember(found, target)
             report.show_converted(found, target, options.type, as_json=as_json)
         elif dry_run:
             _foretell(gguf, target, options, as_json=as_json)
@@ -140,10 +157,61 @@ def quantize(  # noqa: PLR0913, PLR0917 - each is an option of the command
 def _check_combinations(texts: _Texts, imatrix: Path | None, *, dry_run: bool) -> None:
     if imatrix is not None and texts.calibrate is not None:
         raise UsageError("--imatrix and --calibrate exclude each other")
-    if dry_run and (texts.calibrate or texts.check):
-        raise UsageError(f"--dry-run makes nothing that {'--calibrate' if texts.calibrate else '--check'} could use")
+    if dry_run and texts.calibrate:
+        raise UsageError(
+            "--dry-run makes no importance matrix", hint="leave --calibrate out: it hardly changes the size"
+        )
+    if dry_run and texts.check:
+        raise UsageError("--dry-run makes nothing that --check could compare", hint="leave one of them out")
     if texts.check_chunks and not texts.check:
         raise UsageError("--check-chunks needs --check TEXT")
+
+
+def _refuse(source: Source, target: Path, options: Options, texts: _Texts, *, dry_run: bool) -> None:
+    """Raises UsageError for what can be known to fail before anything is fetched, built or converted."""
+    from pagedrun.cli.quantize import source as sources
+    from pagedrun.quantize import beforehand
+    from pagedrun.quantize.source import check_output
+
+    if dry_run:
+        if problem := beforehand.no_dry_run(source):
+            raise problem
+        return
+    if problem := beforehand.objection(source, options, calibrating=texts.calibrate is not None):
+        raise problem
+    inputs = {"--imatrix": options.imatrix, "--calibrate": texts.calibrate, "--check": texts.check}
+    made = {
+        "--tensor-type": options.tensor_types,
+        "--keep-output": options.keep_output,
+        "--token-embedding-type": options.embedding_type,
+    }
+    unused = [option for option, value in {**inputs, **made}.items() if value]
+    if unused and sources.is_conversion_alone(source, options.type):
+        raise UsageError(f"{unused[0]} has no use where {options.type} is all that is made", hint="leave it out")
+    check_output(target, source, force=options.force)
+    beforehand.require_other_file(target, inputs)
+    if texts.calibrate:
+        beforehand.require_other_file(target, {"--calibrate's matrix": _matrix_path(source, target)})
+        _check_matrix(_matrix_path(source, target), force=options.force)
+
+
+def _matrix_path(source: Source, target: Path) -> Path:
+    """Where --calibrate writes its matrix."""
+    return target.with_name(f"{source.name}.imatrix.gguf")
+
+
+def _check_matrix(matrix: Path, *, force: bool) -> None:
+    if matrix.exists() and not force:
+        raise UsageError(
+            f"{matrix} exists", hint="use it with --imatrix in place of --calibrate, or overwrite it with --force"
+        )
+
+
+def _check_readable(option: str, path: Path) -> None:
+    try:
+        path.open("rb").close()
+    except OSError as e:
+        raise UsageError(f"{option}: cannot read {path}: {e.strerror}") from e
 
 
 def _tensor_type(text: str) -> tuple[str, str]:
@@ -166,40 +234,56 @@ def _type_of(option: str, text: str | None, also: str = "") -> str:
 def _foretell(source: GgufSource, target: Path, options: Options, *, as_json: bool) -> None:
     """--dry-run: what would come out; what speaks against it is only said."""
     from pagedrun.cli.quantize import report
-    from pagedrun.quantize import job
+    from pagedrun.quantize import checks, job
 
+    checks.require_whole_blocks(source, options)
     plan = job.foretell(source, options)
-    if objection := job.objection(source, plan, options):
+    if objection := checks.objection(source, plan, options):
         console.warn(f"{console.printable(objection.message)}: {console.printable(console.typed(objection.hint))}")
+    if not job.may_write(target.parent):
+        console.warn(f"{console.printable(str(target.parent))} cannot be written to: write elsewhere with -o")
+    report.show_remarks(plan, options)
     report.show_plan(source, plan, target, options.type, as_json=as_json)
 
 
 def _quantize(source: GgufSource, target: Path, options: Options, texts: _Texts, *, as_json: bool) -> None:
-    from pagedrun.cli.quantize import report
+    from pagedrun.cli.quantize import kept, report
     from pagedrun.cli.quantize.steps import StepProgress
-    from pagedrun.quantize import compare, job
+    from pagedrun.quantize import checks, compare, job
 
+    checks.require_whole_blocks(source, options)
     plan = job.foretell(source, options)
-    # An importance matrix that will be made counts as there.
-    wanted = replace(options, imatrix=options.imatrix or texts.calibrate)
-    if objection := job.objection(source, plan, wanted):
+    if objection := checks.objection(source, plan, options, calibrating=texts.calibrate is not None):
         raise objection
-    chunks = None
-    if texts.check:
-        text = read_option_file(texts.check, "--check")
-        chunks = compare.chunks_of(source.parts[0], text, texts.check_chunks)
+    chunks = compare.chunks_of(_tokens(source, texts.check, "--check"), texts.check_chunks) if texts.check else None
     if texts.calibrate:
+        _tokens(source, texts.calibrate, "--calibrate")  # enough of them?
         options = _calibrated(source, target, options, texts.calibrate)
         plan = job.foretell(source, options)
     report.announce(source, plan, target, options.type)
+    report.show_remarks(plan, options)
     began = time.monotonic()
     with StepProgress("quantising") as progress:
         job.run(source, target, plan, options, progress)
     done = report.Done(source, target, options, plan, time.monotonic() - began)
     report.show_done(done)
-    if chunks:
-        done = replace(done, comparison=_compare(source, target, chunks, options.threads))
-    report.print_result(done, as_json=as_json)
+    try:
+        kept.remember(source, target)
+        if chunks:
+            done = replace(done, comparison=_compare(source, target, chunks, options.threads))
+    except BaseException:
+        console.note(f"{console.printable(str(target))} is finished all the same")
+        raise
+    finally:
+        report.print_result(done, as_json=as_json)
+
+
+def _tokens(source: GgufSource, path: Path, option: str) -> list[int]:
+    """The text of an option in the model's vocabulary. Raises UsageError where that is of no use or too short."""
+    from pagedrun.quantize import checks, compare
+
+    checks.require_text_model(source, option)
+    return compare.tokens_of(source.parts[0], read_option_file(path, option), option)
 
 
 def _calibrated(source: GgufSource, target: Path, options: Options, text: Path) -> Options:
@@ -208,12 +292,7 @@ def _calibrated(source: GgufSource, target: Path, options: Options, text: Path) 
     from pagedrun.quantize.calibrate import calibrate
     from pagedrun.runtime.store import find_runtime
 
-    read_option_file(text, "--calibrate")
-    matrix = target.with_name(f"{source.name}.imatrix.gguf")
-    if matrix.exists() and not options.force:
-        raise UsageError(
-            f"{matrix} exists", hint="use it with --imatrix in place of --calibrate, or overwrite it with --force"
-        )
+    matrix = _matrix_path(source, target)
     console.note(f"making an importance matrix from {console.printable(text.name)}")
     with StepProgress("calibrating") as progress:
         calibrate(
@@ -221,6 +300,7 @@ def _calibrated(source: GgufSource, target: Path, options: Options, text: Path) 
             source.parts[0],
             expanded(text).absolute(),
             matrix,
+            replace=options.force,
             threads=options.threads,
             on_chunk=progress,
         )
@@ -229,7 +309,7 @@ def _calibrated(source: GgufSource, target: Path, options: Options, text: Path) 
     return replace(options, imatrix=matrix, imatrix_name=matrix.name)
 
 
-def _compare(source: GgufSource, target: Path, chunks: list[list[int]], threads: int) -> Comparison:
+def _compare(source: GgufSource, target: Path, chunks: list[Sequence[int]], threads: int) -> Comparison:
     from pagedrun.cli.quantize import report
     from pagedrun.cli.quantize.steps import StepProgress
     from pagedrun.quantize.compare import compare

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pagedrun.cli import main
-from pagedrun.errors import ModelFileError, PagedrunError
+from pagedrun.errors import EngineError, ModelFileError, PagedrunError
 from pagedrun.gguf_file import read_facts, read_header
 from pagedrun.quantize import child, compare, job, types
 from pagedrun.quantize.calibrate import calibrate
@@ -61,7 +62,7 @@ def text(folder: Path) -> Path:
 def imatrix(small: Path, text: Path, folder: Path) -> Path:
     seen: list[tuple[int, int]] = []
     matrix = folder / "made.imatrix.gguf"
-    calibrate(find_runtime(), small, text, matrix, threads=THREADS, on_chunk=lambda *at: seen.append(at))
+    calibrate(find_runtime(), small, text, matrix, replace=False, threads=THREADS, on_chunk=lambda *at: seen.append(at))
     assert seen == [(1, 2), (2, 2)]
     return matrix
 
@@ -214,6 +215,9 @@ def test_a_split_source_becomes_one_file(small: Path, folder: Path) -> None:
         (["--check", "SHORT"], "the text has 4 tokens"),
         (["--calibrate", "SHORT"], "the text has 4 tokens"),
         (["--imatrix", "OTHER"], "the importance matrix has nothing for blk."),
+        (["--tensor-type", "ffn_down=iq1_s"], "IQ1_S needs an importance matrix"),
+        (["--token-embedding-type", "q6_k"], "Q6_K holds numbers by 256"),
+        (["--tensor-type", "attn_q=q1_0"], "rows of a length that q1_0 cannot hold"),
     ],
 )
 def test_a_refusal_leaves_nothing(
@@ -245,7 +249,7 @@ def test_a_damaged_source(small: Path, tmp_path: Path, capfd: pytest.CaptureFixt
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_interrupted(f16: Path, tmp_path: Path, number: signal.Signals) -> None:
     output = tmp_path / "out.gguf"
     command = [sys.executable, "-m", "pagedrun", "quantize", str(f16), "-t", "iq4_xs", "-o", str(output)]
@@ -254,28 +258,18 @@ def test_interrupted(f16: Path, tmp_path: Path, number: signal.Signals) -> None:
     while not aside.exists() or aside.stat().st_size < 10 << 20:
         assert process.poll() is None
         time.sleep(0.02)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert children
     os.kill(process.pid, number)
     _, err = process.communicate()
     assert b"Traceback" not in err
-    while _is_alive(process.pid):  # the children of a group whose leader has ended
-        time.sleep(0.02)
-    assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
-    assert [path.name for path in tmp_path.iterdir()] == ([] if number == signal.SIGINT else [aside.name])
-
-
-def _is_alive(group: int) -> bool:
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, pgrp = status.read_text().rpartition(")")[2].split()[:3]
-        except OSError:
-            continue
-        if int(pgrp) == group and state != "Z":
-            return True
-    return False
+    psutil.wait_procs(children)
+    assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    assert [path.name for path in tmp_path.iterdir()] == ([aside.name] if number == signal.SIGKILL else [])
 
 
 def test_a_model_differs_from_itself_in_nothing(small: Path) -> None:
-    chunks = compare.chunks_of(small, TEXT, 1)
+    chunks = compare.chunks_of(compare.tokens_of(small, TEXT, "--check"), 1)
     found = compare.compare(small, small, chunks, threads=THREADS, on_chunk=lambda *_: None)
     assert found.n_tokens == compare.CHUNK // 2 - 1
     assert (found.kl_mean, found.kl_max, found.same_top) == (0, 0, 1)
@@ -294,3 +288,51 @@ def test_check_compares_with_the_source(
     assert told["kl_mean"] < told["kl_max"] < 0.5
     assert told["ppl_result"] == pytest.approx(told["ppl_source"], rel=0.02)
     assert 0.9 < told["same_top"] <= 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143), EngineError("no memory")])
+def test_what_is_finished_is_said_though_the_comparison_is_not(
+    small: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    error: BaseException,
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(compare, "compare", stopped)
+    command = ["quantize", str(small), "-t", "q8_0", "-o", str(tmp_path), "--check", str(text)]
+    if isinstance(error, SystemExit):
+        with pytest.raises(SystemExit):
+            main.run(command)
+    else:
+        assert main.run(command) == (130 if isinstance(error, KeyboardInterrupt) else 1)
+    out, err = capfd.readouterr()
+    assert Path(out.strip()).exists()
+    assert "is finished" in err
+
+
+def test_the_same_text_is_as_long_for_both(small: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "short.txt").write_text("four words of text\n")
+    for option in ("--check", "--calibrate"):
+        assert main.run(["quantize", str(small), "-o", str(tmp_path), option, str(tmp_path / "short.txt")]) == 2
+        assert f"{option}: the text has 4 tokens" in capfd.readouterr().err
+
+
+def test_a_model_that_cannot_be_run_is_not_calibrated(small: Path, text: Path, tmp_path: Path) -> None:
+    """llama-imatrix says what is missing; its last line does not."""
+    broken = first_layers(small, tmp_path / "broken.gguf", layers=1)[0]
+    broken.write_bytes(broken.read_bytes().replace(b"blk.0.attn_q.weight", b"blk.0.attn_x.weight"))
+    with pytest.raises(ModelFileError, match=r"broken\.gguf cannot be run: .*blk\.0\.attn_q\.weight"):
+        calibrate(find_runtime(), broken, text, tmp_path / "i.gguf", replace=False, threads=1, on_chunk=lambda *_: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["broken.gguf"]
+
+
+def test_remarks_come_with_a_dry_run(small: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["quantize", str(small), "--dry-run", "--tensor-type", "nomatch=q8_0", "-o", "/proc/1/x.gguf"]) == 0
+    err = capfd.readouterr().err
+    assert "have rows that Q4_K_M cannot hold" in err
+    assert "nomatch=q8_0 matches no tensor" in err
+    assert "/proc/1 cannot be written to" in err

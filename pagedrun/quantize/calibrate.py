@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from pagedrun.errors import ModelError, PagedrunError, UsageError
+from pagedrun.errors import ModelError, ModelFileError, PagedrunError
 from pagedrun.native.imatrix import load_imatrix
 from pagedrun.quantize import program
+from pagedrun.quantize.child import OUT_OF_MEMORY, gave_up
 from pagedrun.quantize.job import written_aside
 from pagedrun.runtime.store import Runtime
 
@@ -17,21 +19,23 @@ PROGRAM = "llama-imatrix"
 
 _CHUNKS = re.compile(r"computing over (\d+) chunks")
 _CHUNK = re.compile(r"\[(\d+)\]")
-_TOO_SHORT = re.compile(r"tokenizes to only (\d+) tokens")
-_NEEDED = re.compile(r"you need at least (\d+) tokens")
-_NOT_LOADED = re.compile(r"failed to load model|failed to init|unable to (?:load|allocate)")
+_NO_MEMORY = re.compile(r"(?:unable|failed) to allocate|out of memory|bad_alloc", re.IGNORECASE)
+_NOT_LOADED = re.compile(r"error loading model: (?!llama_model_loader: failed)(?:error loading model \w+: )?(.+)")
 
 OnChunk = Callable[[int, int], None]
 
 
-def calibrate(runtime: Runtime, model: Path, text: Path, output: Path, *, threads: int, on_chunk: OnChunk) -> None:
+def calibrate(
+    runtime: Runtime, model: Path, text: Path, output: Path, *, replace: bool, threads: int, on_chunk: OnChunk
+) -> None:
     """Write the importance matrix of `model` over the file `text` to `output`, a .gguf.
 
-    on_chunk gets (chunks done, in all), of 512 tokens each. Raises RuntimeLibraryError when the runtime has no
-    llama-imatrix, UsageError (the text is too short), ModelError, ModelFileError.
+    The text has been found long enough (`compare.tokens_of`). replace: also where a file is there. on_chunk gets
+    (chunks done, in all), of 512 tokens each. Raises RuntimeLibraryError when the runtime has no llama-imatrix,
+    UsageError, ModelError, ModelFileError.
     """
     tool = runtime.program(PROGRAM)
-    with written_aside(output) as aside:
+    with written_aside(output, replace=replace) as aside:
         command = [str(tool), "-m", str(model), "-o", str(aside), "--output-format", "gguf", "-t", str(threads)]
         # The text's name alone: where it lies would be written into the matrix, and from there into the model.
         # One chunk at a time: for several the logits of a large vocabulary take gigabytes.
@@ -55,19 +59,16 @@ def _run(command: list[str], text: Path, on_chunk: OnChunk) -> None:
 
     status, tail = program.run(command, cwd=text.absolute().parent, env=env, on_piece=on_piece)
     if status != 0:
-        raise _failure(status, tail)
+        raise _failure(Path(command[command.index("-m") + 1]).name, status, tail)
 
 
-def _failure(status: int, log: str) -> PagedrunError:
-    if short := _TOO_SHORT.search(log):
-        needed = _NEEDED.search(log)
-        return UsageError(
-            f"--calibrate: the text has {int(short[1]):,} tokens, and at least {int(needed[1] if needed else 1024):,} "
-            "are needed",
-            hint="take a longer text: some 100 KB of what the model is to be good at",
-        )
+def _failure(model: str, status: int, log: str) -> PagedrunError:
+    if _NO_MEMORY.search(log):
+        return ModelError(f"there is not enough memory to run {model}", hint="close other programs")
+    if reasons := _NOT_LOADED.findall(log):
+        return ModelFileError(f"{model} cannot be run: {reasons[-1].strip()}", hint="it is not whole: fetch it again")
+    if status < 0:
+        reason = gave_up(-status, log)
+        return ModelError(f"{PROGRAM} on {model}: {reason}", hint=OUT_OF_MEMORY if status == -signal.SIGKILL else "")
     lines = [line for line in log.splitlines() if "error" in line.lower() or "failed" in line.lower()]
-    reason = lines[-1].strip() if lines else f"it ended with status {status}"
-    if _NOT_LOADED.search(log) or status < 0:
-        return ModelError(f"{PROGRAM} could not run the model: {reason}", hint="is there enough memory for the source?")
-    return ModelError(f"{PROGRAM} failed: {reason}")
+    return ModelError(f"{PROGRAM} on {model}: {lines[-1].strip() if lines else f'it ended with status {status}'}")

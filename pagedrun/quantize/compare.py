@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pagedrun.errors import UsageError
+from pagedrun.errors import ModelFileError, UsageError
 from pagedrun.units import count
 
 if TYPE_CHECKING:
@@ -41,19 +41,27 @@ class Comparison:
     n_tokens: int
 
 
-def chunks_of(model: Path, text: str, limit: int | None) -> list[list[int]]:
-    """The text as chunks of tokens of the model's vocabulary, at most `limit` of them.
+def tokens_of(model: Path, text: str, option: str) -> list[int]:
+    """The text in the model's vocabulary, as llama.cpp's tools take it: without the end of its last line.
 
-    Raises UsageError when it is too short, ModelFileError.
+    Raises UsageError, which names `option`, when it is too short for --check and --calibrate; ModelFileError.
     """
     from pagedrun.native.evaluator import tokenize
 
-    tokens = tokenize(model, text)
+    try:
+        tokens = tokenize(model, text.removesuffix("\n"))
+    except ModelFileError as e:
+        raise ModelFileError(e.message, hint=f"its tokenizer has to read the text: leave {option} out") from e
     if len(tokens) < _MIN_CHUNKS * CHUNK:
         raise UsageError(
-            f"--check: the text has {count(len(tokens), 'token')}, and at least {_MIN_CHUNKS * CHUNK:,} are needed",
-            hint="take a longer text: some 100 KB give figures that can be trusted",
+            f"{option}: the text has {count(len(tokens), 'token')}, and at least {_MIN_CHUNKS * CHUNK:,} are needed",
+            hint="take a longer text: some 100 KB, better of what the model is to be good at",
         )
+    return tokens
+
+
+def chunks_of(tokens: Sequence[int], limit: int | None) -> list[Sequence[int]]:
+    """The whole chunks of a text, at most `limit` of them."""
     n_chunks = min(len(tokens) // CHUNK, limit or len(tokens))
     return [tokens[i * CHUNK : (i + 1) * CHUNK] for i in range(n_chunks)]
 

@@ -1,20 +1,19 @@
 """One quantisation: foretold, checked, written aside, checked again, renamed.
 
 FOLDER/.NAME.gguf.part    being written, and locked; what a killed run left is overwritten by the next
-FOLDER/NAME.gguf          renamed to here only when it is what was foretold, to the byte
+FOLDER/NAME.gguf          gets this name only when it is what was foretold, to the byte
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagedrun.errors import DiskFullError, ModelError, ModelFileError, PagedrunError, UsageError
+from pagedrun.errors import DiskFullError, ModelError, ModelFileError, UsageError
 from pagedrun.gguf_file.reader import read_header
 from pagedrun.native.quantizer import Plan, Task
 from pagedrun.quantize import child, types
@@ -68,28 +67,6 @@ def foretell(source: GgufSource, options: Options) -> Plan:
     return child.dry_run(task(source, source.parts[0], options, dry_run=True))
 
 
-def objection(source: GgufSource, plan: Plan, options: Options) -> PagedrunError | None:
-    """Why this had better not be done; None when nothing speaks against it."""
-    name = source.parts[0].name
-    changed = [tensor for tensor, kind in plan.before.items() if plan.after[tensor] != kind]
-    if not changed:
-        return UsageError(f"{name} is {options.type} already: nothing would change", hint="choose another --type")
-    losses = Counter(plan.before[tensor] for tensor in changed if types.is_quantized(plan.before[tensor]))
-    if losses and not options.force:
-        kind, count = losses.most_common(1)[0]
-        return UsageError(
-            f"{name} is quantised already ({count} tensors are {kind}): a second time it loses more than from the "
-            "original",
-            hint="start from an F16 or BF16 file, or do it all the same with --force",
-        )
-    if plan.needs_imatrix and options.imatrix is None:
-        return UsageError(
-            f"{options.type} needs an importance matrix, or the model will talk nonsense",
-            hint="make one from some text with --calibrate TEXT, or give one with --imatrix FILE",
-        )
-    return None
-
-
 def require_space(path: Path, n_bytes: int, purpose: str) -> None:
     """Raises DiskFullError unless `n_bytes` are free where `path` will be."""
     free = space.free(path.parent)
@@ -100,25 +77,65 @@ def require_space(path: Path, n_bytes: int, purpose: str) -> None:
         )
 
 
+def may_write(folder: Path) -> bool:
+    """Whether files can be made in `folder`, or in what is there of it."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    return there.is_dir() and os.access(there, os.W_OK)
+
+
 def run(source: GgufSource, output: Path, plan: Plan, options: Options, on_tensor: child.OnTensor) -> None:
-    """Quantise `source` to `output`. Raises ModelError, UsageError, DiskFullError; `output` is then as it was."""
+    """Quantise `source` to `output`, in place of what is there only with `options.force`.
+
+    Raises ModelError, UsageError, DiskFullError; `output` is then as it was.
+    """
     require_space(output, plan.file_size, "the quantised model")
-    with written_aside(output) as aside:
+    with written_aside(output, replace=options.force) as aside:
         child.run(task(source, aside, options, dry_run=False), on_tensor)
         _check_result(aside, plan)
 
 
 @contextmanager
-def written_aside(output: Path) -> Iterator[Path]:
+def written_aside(output: Path, *, replace: bool) -> Iterator[Path]:
     """A path to write to, which becomes `output` at the end of the block, or is removed if the block fails.
 
-    Raises UsageError when another process is writing the same file, or the folder refuses.
+    replace: also where a file is there by then; a link is followed. Raises UsageError when another process is writing
+    the same file, when one has appeared, or the folder refuses; ModelError when the folder has gone.
     """
-    with reserved(output, "part") as aside:
+    target = Path(os.path.realpath(output)) if replace else output
+    with reserved(target, "part") as aside:
         yield aside
+        require_still_there(aside)
         with aside.open("rb+") as file:
             os.fsync(file.fileno())
-        aside.replace(output)
+        if replace:
+            aside.replace(target)
+        else:
+            _put_beside(aside, target)
+
+
+def require_still_there(path: Path) -> None:
+    """Raises ModelError where somebody has deleted what was being written."""
+    if not path.exists():
+        raise ModelError(
+            f"{path.name} was deleted while it was being written, in {path.parent}", hint="run the command again"
+        )
+
+
+def _put_beside(aside: Path, target: Path) -> None:
+    """Give the file its name where nobody else has it: a rename would replace that one's file."""
+    try:
+        if os.path.lexists(target):
+            raise FileExistsError
+        try:
+            os.link(aside, target)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links
+            aside.replace(target)
+    except FileExistsError:
+        raise UsageError(
+            f"{target} has appeared meanwhile, and stays as it is", hint="use -o, or overwrite it with --force"
+        ) from None
 
 
 @contextmanager
@@ -164,6 +181,7 @@ def _is(file: int, path: Path) -> bool:
 
 def _check_result(path: Path, plan: Plan) -> None:
     """Read what was written as any other file, without llama.cpp, and compare it with what was foretold."""
+    require_still_there(path)
     try:
         found = {tensor.name: tensor.type for tensor in read_header(path).tensors}
     except ModelFileError as e:

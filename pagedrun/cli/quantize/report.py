@@ -10,10 +10,11 @@ from typing import Any
 
 from pagedrun import machine, memory
 from pagedrun.cli import console
-from pagedrun.cli.table import print_json, print_table, print_text
+from pagedrun.cli.table import print_json, print_path, print_table, print_text
 from pagedrun.gguf_file import ModelFacts, read_facts
 from pagedrun.gguf_file.groups import GROUPS
 from pagedrun.native.quantizer import Plan
+from pagedrun.quantize.checks import remarks
 from pagedrun.quantize.compare import Comparison
 from pagedrun.quantize.job import Options
 from pagedrun.quantize.source import FolderSource, GgufSource
@@ -45,15 +46,22 @@ class _Group:
 
 
 def announce(source: GgufSource, plan: Plan, target: Path, type_name: str) -> None:
-    """What is about to be done, and what may be wrong with the result."""
+    """What is about to be done."""
     name = console.printable(source.name)
     console.note(f"quantising {name} to {type_name}: {size(source.size)} -> {size(plan.file_size)}")
     console.note(f"into {console.printable(str(target))}")
+
+
+def show_remarks(plan: Plan, options: Options) -> None:
+    """What may not be what was meant."""
     if plan.fallbacks:
+        have, get = ("has", "gets") if plan.fallbacks == 1 else ("have", "get")
         console.note(
-            f"{count(plan.fallbacks, 'tensor')} have rows that {type_name} cannot hold, and get a larger type: "
+            f"{count(plan.fallbacks, 'tensor')} {have} rows that {options.type} cannot hold, and {get} a larger type: "
             "the file gets larger than usual for its type"
         )
+    for remark in remarks(plan, options):
+        console.warn(console.printable(remark))
 
 
 def show_plan(source: GgufSource, plan: Plan, target: Path, type_name: str, *, as_json: bool) -> None:
@@ -129,7 +137,7 @@ def show_comparison(found: Comparison) -> None:
 def print_result(done: Done, *, as_json: bool) -> None:
     """The path, or one JSON object. Raises OutputError."""
     if not as_json:
-        print_text(str(done.target))
+        print_path(done.target)
         return
     facts = read_facts(done.source.parts[0])
     print_json(
@@ -160,7 +168,7 @@ def show_converted(source: FolderSource | GgufSource, target: Path, type_name: s
             }
         )
     else:
-        print_text(str(target))
+        print_path(target)
 
 
 def _sizes(source: GgufSource, plan: Plan, facts: ModelFacts) -> dict[str, Any]:

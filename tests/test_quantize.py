@@ -278,6 +278,6 @@ def test_an_imatrix_that_is_none(home: Path, capfd: pytest.CaptureFixture[str]) 
 
 
 def test_a_pattern_may_hold_an_equals_sign() -> None:
-    from pagedrun.cli.quantize.command import _tensor_type
+    from pagedrun.cli.quantize.values import tensor_type
 
-    assert _tensor_type("a=b=q8_0") == ("a=b", "Q8_0")
+    assert tensor_type("a=b=q8_0") == ("a=b", "Q8_0")

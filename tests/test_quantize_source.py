@@ -13,6 +13,7 @@ from pagedrun.cli.quantize import source as sources
 from pagedrun.errors import DownloadError, ModelError, ModelFileError, ModelNotFoundError, UsageError
 from pagedrun.quantize import convert, environment, folder, job, source
 from pagedrun.quantize.source import FolderSource, GgufSource, RemoteSource
+from pagedrun.runtime import space
 from tests.fake_hub import FakeHub, Fault, Repo, running
 from tests.hub_fakes import make_home
 from tests.quantize_fakes import make_folder, make_gguf, safetensors
@@ -177,6 +178,7 @@ def nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
         (["hf:me/tiny", "-t", "IQ2_M"], "needs an importance matrix"),
         (["hf:me/both", "-t", "iq2_xxs"], "needs an importance matrix"),
         (["hf:me/both", "-t", "f16"], "m is F16 already"),
+        (["hf:me/tiny", "--with", "-e ."], "is no requirement"),
         (["hf:me/q:Q8_0"], "quantised already (Q8_0)"),
         (["hf:me/tiny", "--check", "nofile"], "cannot read nofile"),
         (["hf:me/tiny", "--calibrate", "empty.txt"], "empty.txt is empty"),
@@ -202,6 +204,19 @@ def test_what_is_refused_before_anything_is_done(
     (home / "tiny.imatrix.gguf").touch()
     assert main.run(["quantize", *args, "--pull"]) in {1, 2}
     assert text in capfd.readouterr().err
+    assert not bytes_asked(served)
+
+
+def test_the_disk_is_looked_at_before_anything_is_fetched(
+    served: FakeHub,
+    home: Path,
+    nothing_happens: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(space, "free", lambda path: 100)
+    assert main.run(["quantize", "hf:me/tiny", "--pull"]) == 1
+    assert "the conversion needs" in capfd.readouterr().err
     assert not bytes_asked(served)
 
 

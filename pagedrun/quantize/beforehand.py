@@ -27,7 +27,9 @@ def objection(source: Source, options: Options, *, calibrating: bool) -> UsageEr
     kind = _kind(source)
     if kind and not options.force:
         if kind == options.type and not (options.tensor_types or options.keep_output or options.embedding_type):
-            return UsageError(f"{_file(source)} is {kind} already: nothing would change", hint="choose another --type")
+            another = "start from an F16 or BF16 file for" if types.is_quantized(kind) else "choose"
+            hint = f"{another} another --type"
+            return UsageError(f"{_file(source)} is {kind} already: nothing would change", hint=hint)
         if types.is_quantized(kind) and not kind.startswith("MXFP4"):  # MXFP4_MOE leaves its tensors as they are
             return UsageError(
                 f"{_file(source)} is quantised already ({kind}): a second time it loses more than from the original",

@@ -67,6 +67,11 @@ class RemoteSource:
     beside = None
 
     @property
+    def size(self) -> int:
+        """Bytes of all its files, as far as the hub says."""
+        return self.pullable.size or 0
+
+    @property
     def is_folder(self) -> bool:
         """Whether it has to be converted, too."""
         return any(file.path.endswith(".safetensors") for file in self.pullable.files)

@@ -4,6 +4,7 @@ command.py  the command: options, and the order of things
 source.py   the source as a GGUF: located, fetched, converted
 report.py   what is said about it, for people and as JSON
 kept.py     what is remembered of it
+values.py   what options hold; steps.py a bar; signals.py being told to end
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import typer
 
 from pagedrun.cli import console
 from pagedrun.cli.options import read_option_file
+from pagedrun.cli.quantize import values
 from pagedrun.cli.quantize.signals import ending_in_order
 from pagedrun.errors import UsageError
 from pagedrun.paths import expanded
@@ -47,13 +49,6 @@ _VERBOSE = "Show llama.cpp's log, and tracebacks."
 _CONVERSION = "Conversion"
 
 
-def _path(text: str) -> Path:
-    """An option's path; "" would be the current folder."""
-    if not text:
-        raise ValueError("a file's name cannot be empty")
-    return Path(text)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Texts:
     """The files with text, and how much of them."""
@@ -66,10 +61,14 @@ class _Texts:
 def quantize(  # noqa: PLR0913, PLR0917 - each is an option of the command
     source: Annotated[str, typer.Argument(metavar="SOURCE", help=_SOURCE, show_default=False)],
     type_name: Annotated[str, typer.Option("--type", "-t", metavar="TYPE", help=_TYPE)] = "Q4_K_M",
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="OUT", help=_OUT, parser=_path)] = None,
-    imatrix: Annotated[Path | None, typer.Option("--imatrix", metavar="FILE", help=_IMATRIX, parser=_path)] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="OUT", help=_OUT, parser=values.path_of)
+    ] = None,
+    imatrix: Annotated[
+        Path | None, typer.Option("--imatrix", metavar="FILE", help=_IMATRIX, parser=values.path_of)
+    ] = None,
     calibrate: Annotated[
-        Path | None, typer.Option("--calibrate", metavar="TEXT", help=_CALIBRATE, parser=_path)
+        Path | None, typer.Option("--calibrate", metavar="TEXT", help=_CALIBRATE, parser=values.path_of)
     ] = None,
     tensor_type: Annotated[
         list[str] | None, typer.Option("--tensor-type", metavar="PATTERN=TYPE", help=_TENSOR)
@@ -79,7 +78,7 @@ def quantize(  # noqa: PLR0913, PLR0917 - each is an option of the command
         str | None, typer.Option("--token-embedding-type", metavar="TYPE", help=_EMBEDDING)
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only foretell what would come out.")] = False,
-    check: Annotated[Path | None, typer.Option("--check", metavar="TEXT", help=_CHECK, parser=_path)] = None,
+    check: Annotated[Path | None, typer.Option("--check", metavar="TEXT", help=_CHECK, parser=values.path_of)] = None,
     check_chunks: Annotated[
         int | None, typer.Option("--check-chunks", min=1, metavar="N", help="Compare on N x 512 tokens at most.")
     ] = None,
@@ -112,7 +111,7 @@ def quantize(  # noqa: PLR0913, PLR0917 - each is an option of the command
     from pagedrun.native.imatrix import load_imatrix
     from pagedrun.native.library import load
     from pagedrun.native.placement import physical_cores
-    from pagedrun.quantize import types
+    from pagedrun.quantize import environment, types
     from pagedrun.quantize.job import Options
     from pagedrun.quantize.source import GgufSource, output_path
 
@@ -123,17 +122,18 @@ def quantize(  # noqa: PLR0913, PLR0917 - each is an option of the command
         threads=threads or load_config().threads or physical_cores(),
         imatrix=expanded(imatrix).absolute() if imatrix else None,
         imatrix_name=str(imatrix or ""),
-        tensor_types=tuple(map(_tensor_type, tensor_type or ())),
-        keep_output=_type_of("--keep-output", keep_output, also="source"),
-        embedding_type=_type_of("--token-embedding-type", token_embedding_type),
+        tensor_types=tuple(map(values.tensor_type, tensor_type or ())),
+        keep_output=values.type_of("--keep-output", keep_output, also="source"),
+        embedding_type=values.type_of("--token-embedding-type", token_embedding_type),
         force=force,
     )
     if options.imatrix:
-        _check_readable("--imatrix", options.imatrix)
+        values.check_readable("--imatrix", options.imatrix)
         load_imatrix(options.imatrix)  # the child reads it too; what is wrong with it is said now
     for option, path in (("--calibrate", calibrate), ("--check", check)):
         if path is not None:
             read_option_file(path, option)
+    environment.requirements(with_ or ())  # looked at now, used after the fetching
     named = sources.find(source, pull=pull)
     target = output_path(output, named, options.type)
     _refuse(named, target, options, texts, dry_run=dry_run)
@@ -189,6 +189,7 @@ def _refuse(source: Source, target: Path, options: Options, texts: _Texts, *, dr
     if unused and sources.is_conversion_alone(source, options.type):
         raise UsageError(f"{unused[0]} has no use where {options.type} is all that is made", hint="leave it out")
     check_output(target, source, force=options.force)
+    sources.require_space(source, target, options.type)
     beforehand.require_other_file(target, inputs)
     if texts.calibrate:
         beforehand.require_other_file(target, {"--calibrate's matrix": _matrix_path(source, target)})
@@ -205,30 +206,6 @@ def _check_matrix(matrix: Path, *, force: bool) -> None:
         raise UsageError(
             f"{matrix} exists", hint="use it with --imatrix in place of --calibrate, or overwrite it with --force"
         )
-
-
-def _check_readable(option: str, path: Path) -> None:
-    try:
-        path.open("rb").close()
-    except OSError as e:
-        raise UsageError(f"{option}: cannot read {path}: {e.strerror}") from e
-
-
-def _tensor_type(text: str) -> tuple[str, str]:
-    from pagedrun.quantize import types
-
-    pattern, equals, name = text.rpartition("=")
-    if not equals or not pattern or not name:
-        raise UsageError(f"--tensor-type {text!r} is not PATTERN=TYPE", hint="for example --tensor-type ffn_down=q6_k")
-    return pattern, types.tensor_type("--tensor-type", name)
-
-
-def _type_of(option: str, text: str | None, also: str = "") -> str:
-    from pagedrun.quantize import types
-
-    if text is None:
-        return ""
-    return text.lower() if also and text.lower() == also else types.tensor_type(option, text)
 
 
 def _foretell(source: GgufSource, target: Path, options: Options, *, as_json: bool) -> None:

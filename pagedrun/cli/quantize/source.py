@@ -61,8 +61,19 @@ def bring(source: Source, name: str, *, pull: bool) -> GgufSource | FolderSource
 
 def is_conversion_alone(source: Source, type_name: str) -> bool:
     """Whether llama.cpp's converter makes all of it, and its quantiser has nothing to do."""
-    is_folder = isinstance(source, FolderSource) or (isinstance(source, RemoteSource) and source.is_folder)
-    return is_folder and type_name in types.FLOATS
+    return _has_to_be_converted(source) and type_name in types.FLOATS
+
+
+def require_space(source: Source, target: Path, type_name: str) -> None:
+    """Raises DiskFullError where the disk of `target` is too small for a conversion, if there has to be one."""
+    if _has_to_be_converted(source):
+        # A conversion to 16 bits is as large as most sources; what is made from it, at most half of that.
+        n_bytes = source.size if type_name in types.FLOATS else source.size * 3 // 2
+        job.require_space(target, n_bytes, "the conversion")
+
+
+def _has_to_be_converted(source: Source) -> bool:
+    return isinstance(source, FolderSource) or (isinstance(source, RemoteSource) and source.is_folder)
 
 
 @contextmanager
@@ -90,11 +101,9 @@ def as_gguf(
 def _converted(
     source: FolderSource, target: Path, options: job.Options, wanted: Sequence[str]
 ) -> Iterator[GgufSource | None]:
-    is_float = is_conversion_alone(source, options.type)
-    # A conversion to 16 bits is as large as most sources; what is made from it, at most half of that.
-    job.require_space(target, source.size if is_float else source.size * 3 // 2, "the conversion")
+    require_space(source, target, options.type)
     made = _environment(wanted)
-    if is_float:
+    if is_conversion_alone(source, options.type):
         with job.written_aside(target, replace=options.force) as aside:
             _convert(made, source, aside, options.type.lower())
         yield None

@@ -58,6 +58,10 @@ _NATIVE = ("-DGGML_NATIVE=ON",)
 _PORTABLE = ("-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in ("SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2")))
 PORTABLE_FLAGS = ("avx", "avx2", "bmi2", "f16c", "fma", "sse4_2")
 
+# Number formats of keys and values that have a fast kernel for single tokens. llama.cpp's own choice, and the pair that
+# people mix: keys need the precision more. Other pairs are converted to f16 at every step.
+_KV_PAIRS = ("f16-f16", "bf16-bf16", "q8_0-q8_0", "q8_0-q4_0", "q4_0-q4_0")
+
 _FLAG_VARIABLES = ("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CUDAFLAGS")
 _PROGRESS = re.compile(r"^\[(\d+)/(\d+)\] ")
 
@@ -87,6 +91,7 @@ class Recipe:
             *options,
             "-DGGML_CUDA=ON",
             "-DGGML_CUDA_NCCL=OFF",
+            f"-DGGML_CUDA_FA_QUANTS={','.join(_KV_PAIRS)}",
             f"-DCMAKE_CUDA_ARCHITECTURES={';'.join(self.cuda.archs)}",
             # The driver's libcuda.so.1 may be absent here, when building for another machine.
             "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--allow-shlib-undefined",

@@ -1,0 +1,58 @@
+"""The KV cache as virtual memory: conversations are address spaces, their pages lie in frames of two tiers.
+
+    conversation 1   | page 0 | page 1 | page 2 |          what a conversation has, shared where tokens are the same
+                         |        |        |
+    frames           | 17     | 4      | 9  |   | 30 |     device: gpu_memory        host: swap_space
+                         |        |        |
+    window of slot 0 | 17     | 4      | 9      |  -  | -  what the model reads and writes: a range of addresses
+
+validate    checks everything against everything
+manager     PageManager, what the scheduler talks to: open, append, commit, truncate, fork, bind, unbind, flush
+stats       figures
+snapshots   states of recurrent layers, by conversation
+residency   which tier pages are on: room on the device, promote, demote, write back
+policy      who has to leave: clock, lru, lfu, working-set
+table       pages, reference counts; conversations
+transfers   copies that wait or are in flight, and what may not happen before they have arrived
+windows     what each slot's window shows, and what the store was told of it
+pool        frames of a tier: made, free, owned
+budget      one account of bytes
+store       the door to the native side: operations, FrameStore, FrameError
+geometry    how tokens lie in pages
+ids         numbers that stand for things
+
+Each imports from those below it only. Nothing here knows a model, a token or a C function; all work is by page, in
+arrays. It needs NumPy, so it is imported late.
+"""
+
+from __future__ import annotations
+
+from pagedrun.kv.budget import Budget
+from pagedrun.kv.geometry import PageGeometry
+from pagedrun.kv.ids import ConversationId, FrameId, PageId, Tier
+from pagedrun.kv.manager import PageManager
+from pagedrun.kv.policy import POLICIES
+from pagedrun.kv.snapshots import Snapshot, SnapshotStore
+from pagedrun.kv.stats import KvStats, TierStats
+from pagedrun.kv.store import FrameError, FrameStore, Op
+from pagedrun.kv.validate import BrokenInvariant, validate
+
+__all__ = [
+    "POLICIES",
+    "BrokenInvariant",
+    "Budget",
+    "ConversationId",
+    "FrameError",
+    "FrameId",
+    "FrameStore",
+    "KvStats",
+    "Op",
+    "PageGeometry",
+    "PageId",
+    "PageManager",
+    "Snapshot",
+    "SnapshotStore",
+    "Tier",
+    "TierStats",
+    "validate",
+]

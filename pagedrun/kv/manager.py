@@ -1,0 +1,295 @@
+"""The page manager: what a scheduler asks of the KV memory. It decides, and the frame store obeys.
+
+    conversation = manager.open()
+    manager.bind(conversation, slot)            its pages are on the device and in the slot's window
+    manager.append(conversation, n)             there are pages for n more tokens
+    manager.flush()                             the store was told, and what the step needs has arrived
+        ... the step computes n tokens ...
+    manager.commit(conversation, n)             they are there; full pages are sealed
+    manager.unbind(slot)                        its pages stay mapped, until others need the room
+
+Being short of frames is a value: bind, append, fork and promote then answer False or None, and nothing was changed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pagedrun.errors import ContextLengthError
+from pagedrun.kv.budget import Budget
+from pagedrun.kv.geometry import PageGeometry
+from pagedrun.kv.ids import ConversationId, FrameIds, PageIds, Tier
+from pagedrun.kv.policy import policy_named
+from pagedrun.kv.pool import FramePool
+from pagedrun.kv.residency import Residency
+from pagedrun.kv.snapshots import SnapshotStore
+from pagedrun.kv.stats import KvStats, collect
+from pagedrun.kv.store import FrameStore
+from pagedrun.kv.table import Conversation, PageTable
+from pagedrun.kv.transfers import Transfers
+from pagedrun.kv.windows import Windows
+
+
+class PageManager:
+    """All conversations of one frame store. gpu_memory pays for frames of the device; swap_space for those of the host
+    and for snapshots. Not thread-safe: the engine thread owns it.
+
+    A FrameError out of `flush`, `write_back` or `poll` means that the store failed. What was decided stands, and the
+    next `flush` tries again what was not carried out; a step that needs it must not run before one has succeeded.
+    """
+
+    def __init__(
+        self,
+        geometry: PageGeometry,
+        store: FrameStore,
+        *,
+        gpu_memory: Budget,
+        swap_space: Budget,
+        policy: str = "clock",
+    ) -> None:
+        size = geometry.frame_bytes
+        device = FramePool(store, Tier.DEVICE, gpu_memory, size)
+        host = FramePool(store, Tier.HOST, swap_space, size, first=device.most)
+        n_frames = device.most + host.most
+        self.geometry = geometry
+        self.table = PageTable(n_frames)  # every page has a frame at least
+        self.conversations: dict[ConversationId, Conversation] = {}
+        self.transfers = Transfers(store, n_frames)
+        self.windows = Windows(geometry.n_slots, geometry.n_pages)
+        self.residency = Residency(
+            self.table, (device, host), self.transfers, self.windows, policy_named(policy, n_frames)
+        )
+        self.snapshots = SnapshotStore(swap_space, self._spare_host)
+        self.shown: list[Conversation | None] = [None] * geometry.n_slots
+        self._opened = 0
+
+    # conversations
+
+    def open(self) -> ConversationId:
+        """A new, empty conversation."""
+        number = ConversationId(self._opened)
+        self._opened += 1
+        self.conversations[number] = Conversation(number)
+        return number
+
+    def free(self, conversation: ConversationId) -> None:
+        """Forget a conversation. What nobody shares with it is free."""
+        c = self.conversations.pop(conversation)
+        self._drop(c, 0)
+        if c.slot is not None:
+            self.shown[c.slot] = None
+        self.snapshots.free(conversation)
+
+    def length(self, conversation: ConversationId) -> int:
+        """How many tokens were computed."""
+        return self.conversations[conversation].length
+
+    @property
+    def max_tokens(self) -> int:
+        """How long a conversation can be, with the device to itself."""
+        n_pages = min(self.residency.device.most, self.geometry.n_pages)
+        return n_pages * self.geometry.page_bytes // self.geometry.row_bytes
+
+    def append(self, conversation: ConversationId, n_tokens: int) -> bool:
+        """Room for that many tokens more than the conversation's length. It must be bound.
+
+        Raises ContextLengthError when they are more than a window holds.
+        """
+        c = self._bound(conversation)
+        edge = self.geometry.full_pages(c.length)
+        need = self.geometry.pages_for(c.length + n_tokens)
+        reopen = c.n_sealed > edge  # by truncate: the page that the next token goes to was full
+        if need <= c.n_pages and not reopen:
+            return True
+        if need > self.geometry.n_pages:
+            raise ContextLengthError(c.length + n_tokens, self.geometry.max_tokens)
+        shared = reopen and self.table.refs[c.pages[edge]] > 1
+        n_copies = int(shared)
+        frames = self.residency.obtain(max(need - c.n_pages, 0) + n_copies)
+        if frames is None:
+            return False
+        if reopen:
+            self._reopen(c, edge, frames[:n_copies])
+        self._extend(c, frames[n_copies:])
+        return True
+
+    def commit(self, conversation: ConversationId, n_tokens: int) -> None:
+        """Tokens were computed into room that `append` made."""
+        c = self._bound(conversation)
+        full = self.geometry.full_pages(c.length + n_tokens)
+        if self.geometry.pages_for(c.length + n_tokens) > c.n_pages:
+            raise ValueError(f"conversation {c.id} has no room for {n_tokens} tokens")
+        c.length += n_tokens
+        if full > c.n_sealed:
+            self.residency.sealed(c.pages[c.n_sealed : full])
+            c.n_sealed = full
+
+    def truncate(self, conversation: ConversationId, n_tokens: int) -> None:
+        """Keep the first tokens only. Room beyond them is given back too."""
+        c = self.conversations[conversation]
+        if not 0 <= n_tokens <= c.length:
+            raise ValueError(f"conversation {c.id} has {c.length} tokens, which cannot be cut to {n_tokens}")
+        c.length = n_tokens
+        self._drop(c, self.geometry.pages_for(n_tokens))
+        self.snapshots.truncate(conversation, n_tokens)
+
+    def fork(self, conversation: ConversationId, n_tokens: int) -> ConversationId | None:
+        """A new conversation that begins with the first tokens of another; None when frames are short.
+
+        Full pages are shared; the one at the boundary is copied.
+        """
+        c = self.conversations[conversation]
+        if not 0 <= n_tokens <= c.length:
+            raise ValueError(f"conversation {c.id} has {c.length} tokens, and not {n_tokens} to share")
+        full = self.geometry.full_pages(n_tokens)
+        boundary = c.pages[full : self.geometry.pages_for(n_tokens)]
+        frames = self.residency.obtain(len(boundary))
+        if frames is None:
+            return None
+        child = self.conversations[self.open()]
+        child.length, child.n_sealed = n_tokens, full
+        child.extend(c.pages[:full])
+        self.table.refs[child.pages] += 1
+        if c.slot is not None:
+            self.windows.protect(c.slot, full)
+        if boundary.size:
+            child.extend(self.residency.place_copy(int(boundary[0]), frames))
+        self.snapshots.fork(conversation, child.id, n_tokens)
+        return child.id
+
+    # slots
+
+    def bind(self, conversation: ConversationId, slot: int) -> bool:
+        """Bring a conversation to the device and into a slot's window, and keep it there; False when frames are short.
+
+        Costs nothing where the slot still shows it.
+        """
+        c = self.conversations[conversation]
+        shown = self.shown[slot]
+        if c.bound or (shown is not None and shown.bound):
+            raise ValueError(f"conversation {c.id} is bound already, or slot {slot} is taken")
+        if not self.residency.promote(c.pages):
+            return False
+        if shown not in (None, c):
+            shown.slot = None
+        if c.slot not in (None, slot):
+            self.windows.hide(c.slot)
+            self.shown[c.slot] = None
+        c.slot, c.bound, self.shown[slot] = slot, True, c
+        self.table.pins[c.pages] += 1
+        self.residency.policy.touch(c.pages)
+        self._show(c, slot)
+        return True
+
+    def unbind(self, slot: int) -> None:
+        """Let a slot's conversation go. It stays in the window as long as nobody needs the slot or the frames."""
+        c = self.shown[slot]
+        if c is None or not c.bound:
+            raise ValueError(f"slot {slot} is not bound")
+        c.bound = False
+        self.table.pins[c.pages] -= 1
+        self.residency.policy.touch(c.pages)
+
+    # memory
+
+    def pages(self, conversation: ConversationId) -> PageIds:
+        """A conversation's pages, in order."""
+        pages: PageIds = self.conversations[conversation].pages.copy()
+        return pages
+
+    def promote(self, pages: PageIds) -> bool:
+        """Bring pages to the device ahead of time; False when frames are short."""
+        return self.residency.promote(np.unique(pages))
+
+    def demote(self, pages: PageIds) -> int:
+        """Move pages to the host, but for those that a slot is bound to, as far as there is room; answers how many."""
+        return self.residency.demote(np.unique(pages))
+
+    def flush(self) -> None:
+        """Hand all decisions to the store, in one array where no copy has to wait for another, and wait for what the
+        next step needs. Raises FrameError.
+        """
+        self.transfers.submit(self.windows)
+        self.transfers.settle(self.table.pins)
+        self.poll()
+
+    def write_back(self, max_pages: int) -> int:
+        """Copy full pages to the host while a step computes, so that they can leave without a copy; answers how many.
+
+        To be called after `flush`. Raises FrameError.
+        """
+        n = self.residency.write_back(max_pages)
+        if n:
+            self.transfers.submit(self.windows)
+        return n
+
+    def poll(self) -> None:
+        """See which copies have arrived. Does not wait."""
+        self.transfers.poll()
+        self.residency.settle()
+
+    def trim(self) -> int:
+        """Give the memory of free frames back to the system; answers how many bytes. Raises FrameError."""
+        self.flush()  # no window shows them then
+        n = sum(pool.shrink(len(pool.idle_frames)) for pool in (self.residency.device, self.residency.host))
+        return n * self.geometry.frame_bytes
+
+    def stats(self) -> KvStats:
+        """Figures for people and for metrics."""
+        return collect(self)
+
+    # inside
+
+    def _bound(self, conversation: ConversationId) -> Conversation:
+        c = self.conversations[conversation]
+        if not c.bound:
+            raise ValueError(f"conversation {conversation} is not bound to a slot")
+        return c
+
+    def _extend(self, c: Conversation, frames: FrameIds) -> None:
+        """New pages at the end of a bound conversation, in these frames."""
+        if frames.size and c.slot is not None:
+            pages = self.residency.place(np.arange(c.n_pages, c.n_pages + len(frames)), frames)
+            self.table.pins[pages] = 1
+            self.windows.show(c.slot, c.n_pages, frames, True)
+            c.extend(pages)
+
+    def _reopen(self, c: Conversation, edge: int, frames: FrameIds) -> None:
+        """Make the full page that the next token goes to one that can be written to: in a new frame if it is shared."""
+        page = int(c.pages[edge])
+        if frames.size:
+            copy = self.residency.place_copy(page, frames)
+            self.table.pins[copy] = 1
+            self.table.pins[page] -= 1
+            self.table.refs[page] -= 1
+            c.pages[edge] = copy[0]
+        else:
+            self.residency.unseal(page)
+        c.n_sealed = edge
+        if c.slot is not None:
+            self.windows.show(c.slot, edge, self.table.device[c.pages[edge : edge + 1]], True)
+
+    def _drop(self, c: Conversation, n_pages: int) -> None:
+        """Take all but the first pages from a conversation."""
+        gone = c.cut(n_pages)
+        if c.bound:
+            self.table.pins[gone] -= 1
+        if c.slot is not None:
+            self.windows.hide(c.slot, n_pages)
+        self.table.refs[gone] -= 1
+        self.residency.release(gone[self.table.refs[gone] == 0])
+
+    def _show(self, c: Conversation, slot: int) -> None:
+        """Everything that a conversation has, in a slot's window; read only what is full or shared."""
+        frames = self.table.device[c.pages]
+        shown, writable = self.windows.of(slot)
+        # A page that became full while it was writable stays so, unless it is shared: changing it costs a mapping.
+        as_it_is = (shown[: c.n_pages] == frames) & writable[: c.n_pages]
+        unshared = self.table.refs[c.pages] == 1
+        self.windows.show(slot, 0, frames, unshared & (as_it_is | ~self.table.sealed[c.pages]))
+        self.windows.hide(slot, c.n_pages)
+
+    def _spare_host(self, n_bytes: int) -> None:
+        """Give swap space back, if there is any that no page needs."""
+        n = -(-n_bytes // self.geometry.frame_bytes)
+        self.residency.host.shrink(self.residency.spare_host(n))

@@ -1,0 +1,84 @@
+"""The narrow door to whatever has the memory: operations on frames and windows, in one array per step.
+
+Python chooses the numbers of frames and decides everything; the store obeys. `pagedrun.native` has the real one.
+
+    CREATE      frame  tier          a new frame, of zeros
+    DESTROY     frame                it must not be mapped
+    MAP         slot   page  frame   the page of the slot's window shows this frame, to be written to
+    MAP_SHARED  slot   page  frame   the same, to be read only
+    UNMAP       slot   page
+    COPY        to     from          the contents of a frame
+    ZERO        frame
+
+CREATE, COPY and ZERO may go on while the store has answered already, in the order given. Until a fence made after
+them has passed, this is forbidden, and `pagedrun.kv` keeps to it:
+
+    a frame that is written to (CREATE, ZERO, COPY to)   a step reads or writes it; COPY from it
+    a frame that is read (COPY from)                     a step writes to it
+    both, but not after CREATE                           ZERO, COPY to, DESTROY; a page that showed it before changes
+
+A further page may show a frame at any time: MAP may follow ZERO in the same array. A step may read what is being read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedrun.errors import EngineError
+
+#: Rows of (op, a, b, c), shape (n, 4).
+Ops: TypeAlias = npt.NDArray[np.int64]
+
+
+class Op(IntEnum):
+    """What to do. The numbers are the native side's."""
+
+    CREATE = 0
+    DESTROY = 1
+    MAP = 2
+    MAP_SHARED = 3
+    UNMAP = 4
+    COPY = 5
+    ZERO = 6
+
+
+class FrameError(EngineError):
+    """An operation failed, and changed nothing. `done`: how many before it were carried out, and stay so."""
+
+    def __init__(self, message: str, done: int, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.done = done
+
+
+class FrameStore(Protocol):
+    """Frames and the windows that show them."""
+
+    def apply(self, ops: Ops) -> None:
+        """Carry out operations in order. Raises FrameError at the first that fails."""
+        ...
+
+    def fence(self) -> int:
+        """A number for everything that was asked for so far. When it has passed, so have all before it."""
+        ...
+
+    def passed(self, fence: int) -> bool:
+        """Whether all of it has happened. Does not wait."""
+        ...
+
+    def wait(self, fence: int) -> None:
+        """Return when all of it has happened. Raises FrameError."""
+        ...
+
+
+def rows(op: Op | npt.NDArray[np.int64], *columns: npt.NDArray[np.int64] | int | Sequence[int]) -> Ops:
+    """Operations from columns: rows(Op.COPY, to, from)."""
+    ops = np.zeros((len(np.atleast_1d(columns[0])), 4), np.int64)
+    ops[:, 0] = op
+    for i, column in enumerate(columns, start=1):
+        ops[:, i] = column
+    return ops

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -22,7 +23,13 @@ except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
 MAX_THREADS = 512  # GGML_MAX_N_THREADS
+MAX_NUM_SEQS = 256  # LLAMA_MAX_SEQ
 _PREFIX = "PAGEDRUN_"
+
+PAGING = ("auto", "on", "off")
+POLICIES = ("clock", "lru", "lfu", "working-set")
+_SIZES = ("gpu_memory", "swap_space")
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 
@@ -38,7 +45,14 @@ class EngineConfig:
     prefill_chunk: while others are generating, a prompt is read this many tokens a step.
     threads: CPU threads; 0 means the physical cores.
     gpu_layers: layers on the GPU; -1 lets llama.cpp fit as many as free VRAM holds.
-    kv_type: number format of the KV cache.
+    kv_type: number format of the KV cache; kv_type_k, kv_type_v: of its keys or values alone, where they differ.
+    paging: whether the KV cache is paged: "on", "off", or "auto", which is on where the model allows it.
+    page_size: tokens in a page, roughly; 0 picks what suits the device.
+    gpu_memory: bytes that pages may take on the device (in RAM, without one); 0 is what is free after the weights.
+    swap_space: bytes of RAM for pages that had to leave the device, and for snapshots of recurrent states.
+    policy: which idle pages leave first: clock, lru, lfu, working-set.
+    snapshot_interval: tokens of a long prompt between snapshots, for models with recurrent layers.
+    debug_kv: check all that is known of pages before and after every step; slow.
     """
 
     max_seq_len: int = 0
@@ -48,6 +62,20 @@ class EngineConfig:
     threads: int = 0
     gpu_layers: int = -1
     kv_type: str = "f16"
+    kv_type_k: str = ""
+    kv_type_v: str = ""
+    paging: str = "auto"
+    page_size: int = 0
+    gpu_memory: int = 0
+    swap_space: int = 4 << 30
+    policy: str = "clock"
+    snapshot_interval: int = 2048
+    debug_kv: bool = False
+
+    @property
+    def kv_types(self) -> tuple[str, str]:
+        """Number formats of keys and of values."""
+        return self.kv_type_k or self.kv_type, self.kv_type_v or self.kv_type
 
     def __post_init__(self) -> None:
         _at_least(self, "max_seq_len", 0)
@@ -55,11 +83,23 @@ class EngineConfig:
         _at_least(self, "max_batch_tokens", 0)
         _at_least(self, "prefill_chunk", 1)
         _at_least(self, "threads", 0)
-        if self.threads > MAX_THREADS:
-            raise UsageError(f"threads must be {MAX_THREADS} or less, not {self.threads}")
+        for name, most in (("threads", MAX_THREADS), ("max_num_seqs", MAX_NUM_SEQS)):
+            if getattr(self, name) > most:
+                raise UsageError(f"{name} must be {most} or less, not {getattr(self, name)}")
         _at_least(self, "gpu_layers", -1)
-        if self.kv_type not in KV_TYPES:
-            raise UsageError(f"kv_type {self.kv_type!r} is not known", hint=f"one of {', '.join(KV_TYPES)}")
+        for name in ("page_size", "gpu_memory", "swap_space"):
+            _at_least(self, name, 0)
+        _at_least(self, "snapshot_interval", 1)
+        for name, known in (
+            ("kv_type", KV_TYPES),
+            ("kv_type_k", ("", *KV_TYPES)),
+            ("kv_type_v", ("", *KV_TYPES)),
+            ("paging", PAGING),
+            ("policy", POLICIES),
+        ):
+            if getattr(self, name) not in known:
+                listed = ", ".join(k for k in known if k)
+                raise UsageError(f"{name} {getattr(self, name)!r} is not known", hint=f"one of {listed}")
 
 
 def load_config(flags: Mapping[str, Any] | None = None, *, file: Path | None = None) -> EngineConfig:
@@ -110,13 +150,35 @@ def _typed(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     for name, value in values.items():
         if name not in kinds:
             raise UsageError(f"{where}: there is no setting {name!r}", hint=f"known: {', '.join(sorted(kinds))}")
+        if kinds[name] is bool:
+            typed[name] = _switch(value, f"{where}: {name}")
+            continue
         if isinstance(value, bool) or not isinstance(value, (str, int)):
             raise UsageError(f"{where}: {name} cannot be {value!r}")
+        if name in _SIZES:
+            typed[name] = n_bytes(value, f"{where}: {name}")
+            continue
         try:
             typed[name] = kinds[name](value)
         except ValueError as e:
             raise UsageError(f"{where}: {name} must be a whole number, not {value!r}") from e
     return typed
+
+
+def _switch(value: Any, what: str) -> bool:
+    known = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
+    text = str(value).lower()
+    if text not in known:
+        raise UsageError(f"{what} must be true or false, not {value!r}")
+    return known[text]
+
+
+def n_bytes(text: str | int, what: str) -> int:
+    """A size as people write it: 4GiB, 512 MiB, 4g, or a number of bytes. Raises UsageError that begins with `what`."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", str(text), re.IGNORECASE)
+    if match is None:
+        raise UsageError(f"{what} must be a size, not {text!r}", hint="for example 6GiB, 512MiB, or a number of bytes")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
 def _at_least(config: EngineConfig, name: str, low: int) -> None:

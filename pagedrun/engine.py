@@ -13,12 +13,17 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pagedrun.errors import EngineError, PagedrunError
 from pagedrun.request import Event, Finished, FinishReason, RequestId, Timings, Usage
 from pagedrun.scheduler import Scheduler, Sequence
+from pagedrun.slots import PlainSlots, Slots
 from pagedrun.step import Runner, Sampled, StepPlan, StepResult, Vocab
 from pagedrun.text import TextAssembler
+
+if TYPE_CHECKING:
+    from pagedrun.kv import KvStats
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +55,17 @@ Command = Submit | Cancel | Shutdown
 
 @dataclass(slots=True)
 class EngineStats:
-    """Totals since the start, in steps, tokens and seconds. Overhead is step time outside native code."""
+    """Totals since the start, in steps, tokens and seconds. Overhead is step time outside native code.
+
+    kv: the pages of the KV cache when a request last ended; None when it has none.
+    """
 
     steps: int = 0
     tokens_computed: int = 0
     tokens_sampled: int = 0
     step_s: float = 0.0
     native_s: float = 0.0
+    kv: KvStats | None = None
 
     @property
     def overhead_s(self) -> float:
@@ -87,18 +96,29 @@ class _Answer:
 
 @dataclass(slots=True)
 class Engine:
-    """Runs requests over a `Runner`. `run_forever` is the engine thread; `step` is one turn of it."""
+    """Runs requests over a `Runner`. `run_forever` is the engine thread; `step` is one turn of it.
+
+    slots: KV memory; None: the runner's own, without pages.
+    """
 
     runner: Runner
+    slots: Slots | None = None
     prefill_chunk: int = 256
     inbox: queue.SimpleQueue[Command] = field(default_factory=queue.SimpleQueue)
     stats: EngineStats = field(default_factory=EngineStats)
     _scheduler: Scheduler = field(init=False)
+    _slots: Slots = field(init=False)
     _answers: dict[RequestId, _Answer] = field(init=False, default_factory=dict)
     _running: bool = field(init=False, default=True)
 
     def __post_init__(self) -> None:
-        self._scheduler = Scheduler(self.runner, prefill_chunk=self.prefill_chunk)
+        self._slots = self.slots or PlainSlots(self.runner)
+        self._scheduler = Scheduler(self.runner, self._slots, prefill_chunk=self.prefill_chunk)
+
+    @property
+    def max_tokens(self) -> int:
+        """How long a conversation can be."""
+        return self._slots.max_tokens
 
     def run_forever(self) -> None:
         """Serve until `Shutdown`, then free the model. Whatever goes wrong in a step ends that step's requests only."""
@@ -118,9 +138,11 @@ class Engine:
         began = time.perf_counter()
         self._admit()
         plan = self._scheduler.plan()
+        self._end_exhausted()
         if plan is None:
             return
         try:
+            self._slots.ready()
             result = self.runner.run(plan)
         except EngineError as e:
             self._fail_running(e, plan)
@@ -215,8 +237,14 @@ class Engine:
         del self._answers[sequence.id]
         if error is None and (rest := answer.text.finish()) is not None:
             answer.sink(rest)
+        self.stats.kv = self._slots.stats()
         usage = Usage(sequence.n_prompt, sequence.n_generated, sequence.cached)
         answer.sink(Finished(reason, usage, answer.timings(time.perf_counter()), error, answer.text.stopped))
+
+    def _end_exhausted(self) -> None:
+        """End what has no memory to go on, as if its context were full."""
+        while self._scheduler.exhausted:
+            self._finish(self._answers[self._scheduler.exhausted.pop().id], FinishReason.CONTEXT)
 
     def _fail_running(self, error: PagedrunError, plan: StepPlan | None = None) -> None:
         """End the sequences of a failed step (all running ones without a plan) and drop what they computed."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +12,22 @@ from pagedrun import machine
 from pagedrun.chat import ChatTemplates
 from pagedrun.config import EngineConfig
 from pagedrun.engine import Engine
-from pagedrun.errors import ModelError, UsageError
+from pagedrun.errors import ModelError
 from pagedrun.gguf_file import KvFacts, read_facts, why_no_text
-from pagedrun.memory import FreeMemory, check_context, check_weights, default_seq_len
-from pagedrun.model import ModelInfo
-from pagedrun.native.context import NativeContext
+from pagedrun.kv import Budget, PageManager, validate
+from pagedrun.memory import check_weights
 from pagedrun.native.door import Door
 from pagedrun.native.library import load
 from pagedrun.native.model import NativeModel, OnBytes
+from pagedrun.native.paging import Room
 from pagedrun.native.placement import Placement
 from pagedrun.native.runner import NativeRunner
+from pagedrun.opening import Opening
 from pagedrun.service import Service
-from pagedrun.step import RunnerLimits
+from pagedrun.slots import PagedSettings, PagedSlots
+
+# Pages copied to RAM in the background of a step. Where the pages are in RAM anyway a copy would gain nothing.
+_WRITE_BACK = 4
 
 
 def load_service(
@@ -54,32 +60,36 @@ def load_service(
     model = NativeModel(library, path, placement.model_params, on_progress)
     try:
         info = model.info(gpus[0].name if gpus else "CPU")
-        limits = _limits(info, facts.kv or KvFacts(), placement, config, free)
         templates = ChatTemplates(door, model.pointer, chat_template)
-        context = NativeContext(model, placement.context_params)
+        opened = Opening(model, info, facts.kv or KvFacts(), placement, config, free).open()
     except BaseException:
         model.close()
         raise
-    runner = NativeRunner(model, context, door, limits, can_rewind=info.can_rewind)
-    engine = Engine(runner, prefill_chunk=config.prefill_chunk)
+    room = opened.room
+    frames = None if room is None else room.frames
+    runner = NativeRunner(model, opened.context, door, opened.limits, can_rewind=info.can_rewind, frames=frames)
+    slots = None if room is None else _paged(runner, room, config)
+    engine = Engine(runner, slots, prefill_chunk=config.prefill_chunk)
     return Service(engine, info, templates, sampling_defaults=sampling_defaults)
 
 
-def _limits(info: ModelInfo, kv: KvFacts, placement: Placement, config: EngineConfig, free: FreeMemory) -> RunnerLimits:
-    """Settle the context length, check that it fits, and write it into the placement."""
-    if config.max_seq_len > info.n_ctx_train:
-        raise UsageError(
-            f"{info.name} was trained for {info.n_ctx_train:,} tokens, and max_seq_len is {config.max_seq_len:,}",
-            hint=f"use --max-seq-len {info.n_ctx_train} or less",
-        )
-
-    def kv_bytes(seq_len: int) -> int:
-        batch = int(placement.context_params.n_ubatch)
-        return config.max_num_seqs * kv.bytes_for(seq_len, config.kv_type, batch=batch)
-
-    seq_len = config.max_seq_len or placement.fitted_seq_len
-    if not seq_len:
-        seq_len = default_seq_len(info.n_ctx_train, kv_bytes, free.total - info.size_bytes)
-    check_context(info.size_bytes, kv_bytes(seq_len), free)
-    placement.set_seq_len(seq_len, config.max_num_seqs)
-    return RunnerLimits(config.max_num_seqs, seq_len, placement.context_params.n_batch)
+def _paged(runner: NativeRunner, room: Room, config: EngineConfig) -> PagedSlots:
+    """Slots over frames, in what memory there is, but never more than all slots can use."""
+    geometry = room.frames.geometry
+    most = geometry.frame_bytes * geometry.n_slots * geometry.pages_for(runner.limits.max_seq_len)
+    manager = PageManager(
+        geometry,
+        room.frames,
+        gpu_memory=Budget(min(room.for_pages, most)),
+        swap_space=Budget(max(config.swap_space - room.memory.host, 0)),
+        policy=config.policy,
+    )
+    settings = PagedSettings(
+        snapshot_interval=config.snapshot_interval,
+        max_tokens=room.max_tokens,
+        buffer_bytes=room.memory.device,
+        write_back=_WRITE_BACK if room.on_gpu else 0,
+    )
+    if config.debug_kv:
+        settings = replace(settings, check=functools.partial(validate, manager))
+    return PagedSlots(runner, manager, settings)

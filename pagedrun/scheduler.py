@@ -5,8 +5,9 @@ for a sequence that is generating, a chunk for one whose prompt is still being r
 
     waiting  --admit: a free slot-->  running  --finish-->  gone; its tokens stay cached in the slot
 
-A slot is a llama.cpp sequence with its own stretch of KV cache. What a finished sequence computed stays
-there, and the next sequence that begins with the same tokens continues from it.
+A slot is a llama.cpp sequence. What a finished sequence computed stays in its slot, and the next sequence that begins
+with the same tokens continues from it. Where memory runs short, what rests in free slots goes first; then the sequence
+that came last pauses until others are done; if its pages have nowhere to go, they are computed again then.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from pagedrun.errors import ContextLengthError
 from pagedrun.request import GenerationRequest, RequestId
+from pagedrun.slots import Slots
 from pagedrun.step import Chunk, Runner, Slot, StepPlan
 
 
@@ -55,12 +58,16 @@ class Sequence:
 class Scheduler:
     """First come, first served over a fixed number of slots. Not thread-safe: the engine thread owns it."""
 
-    def __init__(self, runner: Runner, *, prefill_chunk: int) -> None:
+    def __init__(self, runner: Runner, slots: Slots, *, prefill_chunk: int) -> None:
         self._runner = runner
+        self._slots = slots
         self._limits = runner.limits
         self._prefill_chunk = min(prefill_chunk, runner.limits.max_batch_tokens)
         self.waiting: deque[Sequence] = deque()
         self.running: dict[Slot, Sequence] = {}
+        self.paused: set[Slot] = set()
+        #: Sequences that cannot go on: there is no memory for them even with nobody else there.
+        self.exhausted: list[Sequence] = []
         # Free slots, least recently used first, with the tokens whose KV they still hold.
         self._free: dict[Slot, list[int]] = {Slot(i): [] for i in range(runner.limits.max_num_seqs)}
 
@@ -81,41 +88,130 @@ class Scheduler:
         if not self.waiting or not self._free:
             return None
         sequence = self.waiting.popleft()
+        if sequence.n_prompt > self._slots.max_tokens:
+            raise ContextLengthError(sequence.n_prompt, self._slots.max_tokens, hint=NO_MEMORY)
         slot, common = self._best_slot(sequence.tokens)
         self._runner.open(slot, sequence.request)
         del self._free[slot]
         # The last prompt token is always computed: its logits choose the first token of the answer.
-        sequence.computed = sequence.cached = self._runner.trim(slot, min(common, sequence.n_prompt - 1))
+        sequence.computed = sequence.cached = self._slots.resume(slot, min(common, sequence.n_prompt - 1))
         sequence.slot = slot
         self.running[slot] = sequence
         return sequence
 
     def plan(self) -> StepPlan | None:
-        """The next step, or None when nothing is running.
+        """The next step, or None when nothing can run.
 
         Generating sequences come first, one token each. Prompts share what is left of the step's tokens, oldest
         first; while someone is generating they get `prefill_chunk` tokens in all, so that running answers keep
         flowing.
         """
-        budget = self._limits.max_batch_tokens
-        generating = [s for s in self.running.values() if s.uncomputed == 1]
-        share = {s.id: 1 for s in generating}
-        room = min(budget - len(generating), self._prefill_chunk if generating else budget)
-        for sequence in sorted(self.running.values(), key=lambda s: s.id):
-            if sequence.id not in share and room > 0:
-                share[sequence.id] = min(sequence.uncomputed, room)
-                room -= share[sequence.id]
+        self._wake()
+        share = {slot: n for slot, n in self._shares().items() if self._make_room(slot, n)}
         chunks = tuple(
-            _chunk(slot, sequence, share[sequence.id])
-            for slot, sequence in sorted(self.running.items())
-            if sequence.id in share
+            _chunk(slot, self.running[slot], share[slot])
+            for slot in sorted(share)
+            if slot not in self.paused  # for the room that an older one needed
         )
         return StepPlan(chunks) if chunks else None
+
+    def _shares(self) -> dict[Slot, int]:
+        """How many tokens each sequence may compute in the next step, oldest first."""
+        awake = sorted((s for slot, s in self.running.items() if slot not in self.paused), key=lambda s: s.id)
+        generating = [s for s in awake if s.uncomputed == 1]
+        room = self._limits.max_batch_tokens - len(generating)
+        if generating:
+            room = min(room, self._prefill_chunk)
+        shares: dict[Slot, int] = {}
+        for sequence in awake:
+            assert sequence.slot is not None  # it is running
+            n = 1 if sequence.uncomputed == 1 else min(sequence.uncomputed, room, self._until_stop(sequence))
+            if n > 0:
+                shares[sequence.slot] = n
+                room -= n if sequence.uncomputed > 1 else 0
+        return shares
+
+    def _until_stop(self, sequence: Sequence) -> int:
+        """Tokens until the next place to come back to: one of the interval's, or right before the prompt's last."""
+        stop = self._slots.next_stop(sequence.computed)
+        if stop is None or sequence.n_generated:
+            return sequence.uncomputed
+        last = sequence.n_prompt - 1
+        return (min(stop, last) if sequence.computed < last else sequence.n_prompt) - sequence.computed
+
+    def _make_room(self, slot: Slot, n_tokens: int) -> bool:
+        """Room in memory, for which others have to go: what rests in free slots, then who came last."""
+        sequence = self.running[slot]
+        if sequence.computed + n_tokens > self._slots.max_tokens:
+            self.exhausted.append(sequence)
+            return False
+        while slot not in self.paused:
+            if self._slots.room(slot, n_tokens):
+                return True
+            if self._drop_resting():
+                continue
+            awake = [s for s in self.running if s not in self.paused]
+            if len(awake) > 1:
+                youngest = max(awake, key=lambda s: self.running[s].id)
+                self._slots.pause(youngest)
+                self.paused.add(youngest)
+            elif not self._forget_paused(slot):
+                self.exhausted.append(sequence)
+                return False
+        return False
+
+    def _wake(self) -> None:
+        """Take up paused sequences again, oldest first, as long as there is room for what they have to compute."""
+        for slot in sorted(self.paused, key=lambda s: self.running[s].id):
+            alone = len(self.paused) == len(self.running)
+            while not self._take_up(slot, whole=not alone):
+                if not alone:
+                    return
+                if not (self._drop_resting() or self._forget_paused(slot)):
+                    self.exhausted.append(self.running[slot])
+                    return
+            self.paused.remove(slot)
+
+    def _take_up(self, slot: Slot, *, whole: bool) -> bool:
+        """Wake one sequence. `whole`: only if it would not have to stop again for want of room."""
+        if not self._slots.wake(slot):
+            return False
+        if whole and not self._slots.room(slot, self.running[slot].uncomputed):
+            self._slots.pause(slot)
+            return False
+        return True
+
+    def _drop_resting(self) -> bool:
+        """Forget what was cached in a free slot, the oldest first; False when there is none."""
+        resting = next((slot for slot, tokens in self._free.items() if tokens), None)
+        if resting is None:
+            return False
+        self._slots.drop(resting)
+        self._free[resting] = []
+        return True
+
+    def _forget_paused(self, but: Slot) -> bool:
+        """Where pages of paused sequences have nowhere to go: the one that came last is computed again later.
+
+        False when none has anything.
+        """
+        full = [slot for slot in self.paused if slot != but and self.running[slot].computed]
+        if not full:
+            return False
+        youngest = max(full, key=lambda s: self.running[s].id)
+        self._slots.drop(youngest)
+        self.running[youngest].computed = 0
+        return True
 
     def commit(self, plan: StepPlan) -> None:
         """Note that a plan was computed."""
         for chunk in plan.chunks:
-            self.running[chunk.slot].computed += len(chunk.tokens)
+            sequence = self.running[chunk.slot]
+            sequence.computed += len(chunk.tokens)
+            self._slots.computed(chunk.slot, len(chunk.tokens))
+            reading = sequence.computed < sequence.n_prompt
+            if reading and sequence.computed in (sequence.n_prompt - 1, self._slots.next_stop(chunk.start)):
+                self._slots.remember(chunk.slot)
 
     def finish(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Take a sequence out, waiting or running. `keep` leaves its KV in the slot for a follow-up."""
@@ -123,13 +219,18 @@ class Scheduler:
             self.waiting.remove(sequence)
             return
         slot = sequence.slot
+        if slot in self.paused:
+            keep = False
+            self.paused.remove(slot)
+            self._slots.drop(slot)
+        else:
+            if keep:
+                self._slots.remember(slot)
+            self._slots.rest(slot, keep=keep)
         del self.running[slot]
         sequence.slot = None
         self._runner.close(slot)
-        kept = sequence.tokens[: sequence.computed] if keep else []
-        if not keep:
-            self._runner.trim(slot, 0)
-        self._free[slot] = kept
+        self._free[slot] = sequence.tokens[: sequence.computed] if keep else []
 
     def _best_slot(self, prompt: list[int]) -> tuple[Slot, int]:
         """The free slot whose cached tokens share the longest beginning with the prompt; oldest of equals."""
@@ -139,6 +240,9 @@ class Scheduler:
             if common > longest:
                 best, longest = slot, common
         return best, longest
+
+
+NO_MEMORY = "there is no memory for more; raise gpu_memory, or use --kv-type q8_0"
 
 
 def _chunk(slot: Slot, sequence: Sequence, count: int) -> Chunk:

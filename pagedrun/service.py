@@ -16,7 +16,7 @@ from pagedrun.errors import ContextLengthError, EngineError, ParameterError, Req
 from pagedrun.model import ModelInfo
 from pagedrun.request import Event, Finished, GenerationRequest, RequestId
 from pagedrun.sampling import LLAMA_DEFAULTS
-from pagedrun.scheduler import Sequence
+from pagedrun.scheduler import NO_MEMORY, Sequence
 from pagedrun.step import RunnerLimits, Vocab
 
 if TYPE_CHECKING:
@@ -74,7 +74,13 @@ class Service:
     @property
     def limits(self) -> RunnerLimits:
         """How many conversations, and tokens each, fit."""
-        return self._engine.runner.limits
+        return replace(self._engine.runner.limits, max_seq_len=self._engine.max_tokens)
+
+    @property
+    def context_hint(self) -> str:
+        """What to do when a conversation is longer than fits."""
+        short = self._engine.max_tokens < self._engine.runner.limits.max_seq_len
+        return NO_MEMORY if short else "shorten the prompt, or raise --max-seq-len"
 
     @property
     def vocab(self) -> Vocab:
@@ -120,7 +126,7 @@ class Service:
         if not n_prompt:
             raise RequestError("the prompt is empty", hint="say at least a word")
         if n_prompt > self.limits.max_seq_len:
-            raise ContextLengthError(n_prompt, self.limits.max_seq_len)
+            raise ContextLengthError(n_prompt, self.limits.max_seq_len, hint=self.context_hint)
         if min(request.prompt) < 0 or max(request.prompt) >= n_vocab:
             raise ParameterError(f"the prompt has token ids outside 0 to {n_vocab - 1}")
         if request.max_tokens is not None and request.max_tokens < 1:

@@ -90,6 +90,8 @@ class Runner(Protocol):
 
     limits: RunnerLimits
     vocab: Vocab
+    can_rewind: bool
+    """Whether a slot can forget its last tokens; recurrent and sliding-window models cannot."""
 
     def open(self, slot: Slot, request: GenerationRequest) -> None:
         """Make the sampler for a request. Raises RequestError (bad grammar, bad parameter) and changes nothing."""
@@ -104,6 +106,17 @@ class Runner(Protocol):
 
         Recurrent and sliding-window models cannot go back: for them the answer is the present length when
         nothing has to be forgotten, else 0.
+        """
+        ...
+
+    def snapshot(self, slot: Slot) -> bytes:
+        """What a model that cannot go back needs to go on from here later; empty when there is nothing to take."""
+        ...
+
+    def restore(self, slot: Slot, snapshot: bytes, length: int) -> bool:
+        """Make the slot what it was when it held `length` tokens and the snapshot was taken.
+
+        The rows of the KV cache are the caller's affair. False, and the slot is empty, when it cannot be done.
         """
         ...
 

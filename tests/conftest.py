@@ -59,10 +59,19 @@ def service(library: Library, smollm2: Path) -> Iterator[Service]:
 @pytest.fixture(scope="session")
 def tiny_hybrid(library: Library, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random model of the 35B's architecture: attention in every fourth layer, recurrent state in the rest."""
-    path = tmp_path_factory.mktemp("models") / "tiny-qwen35moe.gguf"
+    return _random_model(tmp_path_factory.mktemp("models") / "tiny-qwen35moe.gguf", "--tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny_dense(library: Library, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random model with an 8B's kind of attention, 8 KV heads of 128, and room for 262,144 tokens."""
+    return _random_model(tmp_path_factory.mktemp("models") / "tiny-llama.gguf", "--dense", "--tiny")
+
+
+def _random_model(path: Path, *shape: str) -> Path:
     script = Path(__file__).parents[1] / "scripts" / "random_model.py"
     vocab = os.environ.get("PAGEDRUN_TEST_VOCAB")  # where the sources, which have one, are not at hand
-    arguments = ["--tiny", *(["--vocab", vocab] if vocab else [])]
+    arguments = [*shape, *(["--vocab", vocab] if vocab else [])]
     subprocess.run([sys.executable, str(script), str(path), *arguments], check=True, capture_output=True)
     return path
 

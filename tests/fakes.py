@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from pagedrun.errors import EngineError, PagedrunError
 from pagedrun.request import GenerationRequest, TokenLogprob
-from pagedrun.step import RunnerLimits, Sampled, Slot, StepPlan, StepResult
+from pagedrun.step import Chunk, RunnerLimits, Sampled, Slot, StepPlan, StepResult
 
 EOG = 256
 TAG = 257  # a special token whose text is "<tag>"
@@ -57,7 +57,7 @@ class FakeRunner:
         self.gate: threading.Semaphore | None = None  # when set, each step waits for one release
         self.closed = False
         self._answer = answer or echo
-        self._can_rewind = can_rewind
+        self.can_rewind = can_rewind
 
     def open(self, slot: Slot, request: GenerationRequest) -> None:
         assert slot not in self.requests
@@ -71,9 +71,15 @@ class FakeRunner:
 
     def trim(self, slot: Slot, length: int) -> int:
         present = len(self.kv[slot])
-        kept = present if length >= present else (length if self._can_rewind else 0)
+        kept = present if length >= present else (length if self.can_rewind else 0)
         del self.kv[slot][kept:]
         return kept
+
+    def snapshot(self, slot: Slot) -> bytes:
+        return bytes(len(self.kv[slot])) if not self.can_rewind else b""
+
+    def restore(self, slot: Slot, snapshot: bytes, length: int) -> bool:
+        raise NotImplementedError("a fake without pages has no snapshots to restore")
 
     def run(self, plan: StepPlan) -> StepResult:
         if self.gate is not None:
@@ -85,17 +91,22 @@ class FakeRunner:
         self.plans.append(plan)
         sampled, failed = {}, {}
         for chunk in plan.chunks:
-            self.kv[chunk.slot] += chunk.tokens
+            tokens = self.compute(chunk)
             if not chunk.sample:
                 continue
             if chunk.slot in self.fail_sample:
                 failed[chunk.slot] = self.fail_sample.pop(chunk.slot)
                 continue
             request = self.requests[chunk.slot]
-            token = self._answer(self.kv[chunk.slot], len(request.prompt))
+            token = self._answer(tokens, len(request.prompt))
             logprob = None if request.logprobs is None else TokenLogprob(token, -0.5)
             sampled[chunk.slot] = Sampled(token, logprob)
         return StepResult(sampled, failed)
+
+    def compute(self, chunk: Chunk) -> list[int]:
+        """Write a chunk to the slot; all that it holds then, as the model would see it."""
+        self.kv[chunk.slot] += chunk.tokens
+        return self.kv[chunk.slot]
 
     def shutdown(self) -> None:
         self.closed = True

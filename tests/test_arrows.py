@@ -18,7 +18,8 @@ ROOMS: list[tuple[str, ...]] = [
     ("errors", "units", "model"),
     ("paths", "sampling", "memory", "machine"),
     ("config", "request", "gguf_file", "catalog"),
-    ("step", "text", "chat"),
+    ("step", "text", "chat", "kv"),
+    ("slots",),
     ("scheduler",),
     ("engine",),
     ("runtime",),
@@ -26,6 +27,7 @@ ROOMS: list[tuple[str, ...]] = [
     ("hub",),
     ("native", "doctor"),
     ("service",),
+    ("opening",),
     ("load",),
     ("quantize",),
     ("cli",),
@@ -33,7 +35,7 @@ ROOMS: list[tuple[str, ...]] = [
 ]
 
 # Policy runs under a fake runner, without a model and without C.
-POLICY = ("config", "request", "sampling", "step", "text", "chat", "scheduler", "engine", "service")
+POLICY = ("config", "request", "sampling", "step", "text", "chat", "kv", "slots", "scheduler", "engine", "service")
 
 
 def modules() -> dict[str, Path]:

@@ -43,16 +43,19 @@ def test_it_knows_that_it_cannot_rewind(hybrid: Service) -> None:
     assert not hybrid.model.can_rewind
 
 
-def test_an_edit_recomputes_everything_and_an_appended_turn_only_what_is_new(hybrid: Service) -> None:
+def test_an_edit_goes_back_to_a_snapshot_and_an_appended_turn_computes_only_what_is_new(hybrid: Service) -> None:
     tokens, fresh, usage = answer(hybrid, PROMPT)
     assert usage.cached_tokens == 0
     appended = PROMPT + tuple(tokens[:3]) + (77,)
     _, continued, usage = answer(hybrid, appended)
     assert usage.cached_tokens == len(PROMPT) + 3
     _, edited, usage = answer(hybrid, (*PROMPT[:-1], 5))
-    assert usage.cached_tokens == 0
+    assert usage.cached_tokens == len(PROMPT) - 1  # there is a snapshot right before the last token of a prompt
+    _, _, usage = answer(hybrid, (*PROMPT[:100], 5, *PROMPT[101:]))
+    assert usage.cached_tokens == 0  # none before that
     # Everything again from nothing: the recurrent state was really cleared, so the same numbers come out.
-    assert answer(hybrid, PROMPT)[1] == pytest.approx(fresh, abs=1e-4)
+    _, again, usage = answer(hybrid, PROMPT)
+    assert (usage.cached_tokens, again) == (0, pytest.approx(fresh, abs=1e-4))
     assert answer(hybrid, (1, 2, 3))[2].cached_tokens == 0
     assert answer(hybrid, appended)[1] == pytest.approx(continued, abs=0.05)
     assert edited != fresh

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pagedrun.errors import GrammarError
 from pagedrun.request import GenerationRequest, RequestId
 from pagedrun.scheduler import Scheduler, Sequence, _common_prefix
+from pagedrun.slots import PlainSlots
 from pagedrun.step import RunnerLimits, Slot, StepPlan
 from tests.fakes import FakeRunner
 
@@ -17,7 +18,7 @@ def make(
     slots: int = 2, length: int = 100, batch: int = 16, chunk: int = 8, **kind: bool
 ) -> tuple[Scheduler, FakeRunner]:
     runner = FakeRunner(RunnerLimits(slots, length, batch), **kind)
-    return Scheduler(runner, prefill_chunk=chunk), runner
+    return Scheduler(runner, PlainSlots(runner), prefill_chunk=chunk), runner
 
 
 def sequence(number: int, prompt: list[int]) -> Sequence:

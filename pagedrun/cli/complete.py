@@ -27,6 +27,7 @@ from pagedrun.units import count, rate
 
 if TYPE_CHECKING:
     from pagedrun.hub import LocatedModel
+    from pagedrun.kv import KvStats
     from pagedrun.sampling import SamplingParams
     from pagedrun.service import Service
 
@@ -205,6 +206,7 @@ class _Task:
                 # The first token comes out of reading the prompt.
                 "decode_tokens_per_s": rate(max(usage.completion_tokens - 1, 0), timings.decode_s),
             },
+            "kv_cache": _kv_report(self.service.stats.kv),
             "model": self.located.name,
             "seed": self.params.seed,
         }
@@ -228,7 +230,7 @@ class _Task:
             held = f"{n_prompt:,} prompt, {size - n_prompt:,} answer"  # the last token of all is not put into it
             console.show_problem(
                 f"cut off: the context of {count(size, 'token')} is full ({held})",
-                "shorten the prompt, or raise --max-seq-len",
+                self.service.context_hint,
             )
             return CUT_OFF
         if self.schema is not None and not _is_json(answer.content):
@@ -245,3 +247,23 @@ def _is_json(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _kv_report(kv: KvStats | None) -> dict[str, Any] | None:
+    """Pages of the KV cache by tier, in bytes; None when it is not paged."""
+    if kv is None:
+        return None
+    tiers = {
+        name: {"pages": tier.used, "bytes": tier.n_bytes, "limit_bytes": tier.limit_bytes}
+        for name, tier in (("device", kv.device), ("host", kv.host))
+    }
+    return {
+        **tiers,
+        "tokens": kv.tokens,
+        "utilisation": kv.utilisation,
+        "shared_pages": kv.shared_pages,
+        "evictions": kv.evictions,
+        "snapshots": kv.snapshots,
+        "snapshot_bytes": kv.snapshot_bytes,
+        "buffer_bytes": kv.buffer_bytes,
+    }

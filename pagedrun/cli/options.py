@@ -141,6 +141,9 @@ class EngineOptions:
     kv_type: Annotated[
         str | None, _engine("--kv-type", f"Number format of the KV cache: {', '.join(KV_TYPES)}.", "TYPE")
     ] = None
+    debug_kv: Annotated[
+        bool | None, _engine("--debug-kv", "Check the page tables of the KV cache at every step; slow.", None)
+    ] = None
     config: Annotated[Path | None, _engine("--config", "Settings file to use in place of the usual one.", "FILE")] = (
         None
     )
@@ -151,7 +154,8 @@ class EngineOptions:
 
     def settings(self) -> EngineConfig:
         """The engine settings in force. Raises UsageError."""
-        flags = {name: getattr(self, name) for name in ("max_seq_len", "threads", "gpu_layers", "kv_type")}
+        names = ("max_seq_len", "threads", "gpu_layers", "kv_type", "debug_kv")
+        flags = {name: getattr(self, name) for name in names}
         return load_config(flags, file=self.config)
 
 

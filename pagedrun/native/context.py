@@ -25,6 +25,8 @@ GGML_TYPES = {
     "bf16": 30,
 }
 
+_PARTIAL_ONLY = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+
 _DECODE_ERRORS = {
     1: "there is no room in the KV cache for this batch",
     2: "decoding was aborted",
@@ -119,6 +121,19 @@ class NativeContext:
     def forget(self, slot: Slot, start: int = 0) -> bool:
         """Forget the slot's positions from `start` on; False when this memory cannot (only start 0 always works)."""
         return bool(self._llama.llama_memory_seq_rm(self._memory, slot, start, -1))
+
+    def save(self, slot: Slot) -> bytes:
+        """What cannot be rebuilt from rows of the KV cache: recurrent state, sliding windows. Empty: nothing."""
+        size = self._llama.llama_state_seq_get_size_ext(self.pointer, slot, _PARTIAL_ONLY)
+        buffer = (ctypes.c_uint8 * size)()
+        n = self._llama.llama_state_seq_get_data_ext(self.pointer, buffer, size, slot, _PARTIAL_ONLY)
+        return bytes(buffer) if size and n == size else b""
+
+    def load(self, slot: Slot, state: bytes) -> bool:
+        """Put back what `save` gave; False when llama.cpp refuses it."""
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        n = self._llama.llama_state_seq_set_data_ext(self.pointer, buffer, len(state), slot, _PARTIAL_ONLY)
+        return bool(n == len(state))
 
 
 def _context_error(model: NativeModel) -> Exception:

@@ -71,8 +71,8 @@ class Placement:
         self.set_seq_len(config.max_seq_len, config.max_num_seqs)
         params.n_batch = params.n_ubatch = batch
         params.n_threads = params.n_threads_batch = config.threads or physical_cores()
-        params.type_k = params.type_v = GGML_TYPES[config.kv_type]
-        if config.kv_type not in ("f16", "bf16", "f32"):
+        params.type_k, params.type_v = (GGML_TYPES[kind] for kind in config.kv_types)
+        if config.kv_types[1] not in ("f16", "bf16", "f32"):
             params.flash_attn_type = _FLASH_ATTENTION_ON  # a quantised V cache needs it
         params.no_perf = True
         params.swa_full = False

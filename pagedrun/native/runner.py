@@ -12,6 +12,7 @@ import numpy.typing as npt
 from pagedrun.errors import PagedrunError
 from pagedrun.native.context import NativeContext
 from pagedrun.native.door import Door
+from pagedrun.native.frames import NativeFrames
 from pagedrun.native.model import NativeModel
 from pagedrun.native.sampler import Sampler
 from pagedrun.request import GenerationRequest, TokenLogprob
@@ -26,14 +27,22 @@ class NativeRunner:
     """See `pagedrun.step.Runner`. Owns the context and the model."""
 
     def __init__(
-        self, model: NativeModel, context: NativeContext, door: Door, limits: RunnerLimits, *, can_rewind: bool
+        self,
+        model: NativeModel,
+        context: NativeContext,
+        door: Door,
+        limits: RunnerLimits,
+        *,
+        can_rewind: bool,
+        frames: NativeFrames | None = None,
     ) -> None:
         self.limits = limits
+        self.can_rewind = can_rewind
+        self._frames = frames
         self.vocab: Vocab = model.vocab
         self._model = model
         self._context = context
         self._door = door
-        self._can_rewind = can_rewind
         self._samplers: dict[Slot, Sampler] = {}
         self._logprobs: dict[Slot, int] = {}
         self._pool = ThreadPoolExecutor(min(limits.max_num_seqs, os.cpu_count() or 1), "pagedrun-sampler")
@@ -56,10 +65,23 @@ class NativeRunner:
         present = self._context.length(slot)
         if length >= present:
             return present
-        if length > 0 and self._can_rewind and self._context.forget(slot, length):
+        if length > 0 and self.can_rewind and self._context.forget(slot, length):
             return length
         self._context.forget(slot)
         return 0
+
+    def snapshot(self, slot: Slot) -> bytes:
+        """The recurrent state, and the cache of sliding windows."""
+        return self._context.save(slot)
+
+    def restore(self, slot: Slot, snapshot: bytes, length: int) -> bool:
+        """Put it back; the rows of a paged KV cache are there, and only their positions have to be said."""
+        self._context.forget(slot)
+        if self._frames is None or not self._context.load(slot, snapshot):
+            self._context.forget(slot)
+            return False
+        self._frames.bind(slot, length)
+        return True
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute and sample one step."""

@@ -132,9 +132,8 @@ def _set(state: ChatState, text: str) -> Next:
 
 def _stats(state: ChatState, _: str) -> Next:
     on_gpu = state.service.model.on_gpu
-    state.output.table(
-        state.stats.rows(used=min(state.used(), state.context_size), size=state.context_size, on_gpu=on_gpu)
-    )
+    used, kv = min(state.used(), state.context_size), state.service.stats.kv
+    state.output.table(state.stats.rows(used=used, size=state.context_size, on_gpu=on_gpu, kv=kv))
     return None
 
 

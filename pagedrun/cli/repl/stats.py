@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pagedrun import units
 from pagedrun.request import Finished
+
+if TYPE_CHECKING:
+    from pagedrun.kv import KvStats, TierStats
 
 
 @dataclass(slots=True)
@@ -66,8 +70,8 @@ class Stats:
         """The last answer in one line."""
         return f"prompt {self.last.prompt} · answer {self.last.decode}" if self.last else ""
 
-    def rows(self, *, used: int, size: int, on_gpu: bool) -> list[tuple[str, str]]:
-        """What /stats shows: (label, value) pairs. `used` and `size` are tokens of the context."""
+    def rows(self, *, used: int, size: int, on_gpu: bool, kv: KvStats | None) -> list[tuple[str, str]]:
+        """What /stats shows: (label, value) pairs. `used` and `size` are tokens of the context; kv: of its pages."""
         rows = []
         if self.last:
             rows += [("last prompt", self.last.prompt), ("last answer", self.last.decode)]
@@ -79,10 +83,26 @@ class Stats:
             ]
         percent = f"{100 * used / size:.0f}%" if size else "-"
         rows.append(("context", f"{units.count(used)} of {units.count(size, 'token')} ({percent})"))
+        rows += _page_rows(kv, "GPU" if on_gpu else "RAM") if kv else []
         rows.append(("memory", units.size(process_memory())))
         if on_gpu and (vram := gpu_memory()) is not None:
             rows.append(("GPU memory", units.size(vram)))
         return rows
+
+
+def _page_rows(kv: KvStats, device: str) -> list[tuple[str, str]]:
+    """Where the KV cache's pages are, and what they take."""
+
+    def pages(tier: TierStats) -> str:
+        return f"{units.count(tier.used, 'page')}, {units.size(tier.n_bytes)} of {units.size(tier.limit_bytes)}"
+
+    rows = [("pages", f"{pages(kv.device)} of {device}, {kv.utilisation:.0%} full")]
+    if kv.host.used:
+        rows.append(("  swapped", pages(kv.host)))
+    if kv.snapshots:
+        rows.append(("  snapshots", f"{units.count(kv.snapshots)}, {units.size(kv.snapshot_bytes)}"))
+    rows.append(("  buffers", units.size(kv.buffer_bytes)))
+    return rows
 
 
 def process_memory() -> int:

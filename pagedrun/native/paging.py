@@ -1,0 +1,151 @@
+"""How the KV cache is cut into pages, and a context that has them.
+
+What the hardware can map is a fixed number of bytes: 2 MiB on a GPU, 4 KiB on the CPU. How many tokens that holds
+follows from how many layers' rows lie side by side (patches/README.md):
+
+    GPU   a page is 2 MiB, so few tokens in a page means many layers in a slab. The further apart a layer's rows are,
+          the slower decoding becomes: with an 8B at 32,768 tokens all 32 layers in a slab (16 tokens a page) took 5%,
+          one layer (512 tokens) nothing (H200, f16). All 10 of a 35B (102 tokens) took nothing either.
+    CPU   llama.cpp's own layout: pages are as small as they should be anyway, and its kernels like rows close together
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pagedrun.errors import EngineError
+from pagedrun.gguf_file import KvFacts
+from pagedrun.native.context import NativeContext
+from pagedrun.native.frames import ContextMemory, NativeFrames, PagesDoor
+from pagedrun.native.model import NativeModel
+
+#: Tokens in a page on the CPU, where the hardware leaves the choice; more where there are many pages, because each
+#: takes two mappings for every layer, of which Linux allows a process 65,530. Past them nothing can even be unmapped.
+CPU_PAGE_SIZE = 256
+_MAX_MAP_COUNT = Path("/proc/sys/vm/max_map_count")
+#: The same on a GPU, where it decides how many layers share a slab.
+GPU_PAGE_SIZE = 128
+
+_STEP = 256  # llama_kv_cache::get_n_kv rounds up to it
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Bytes of a page in one stripe, and how many layers share one; 0: K and V of each layer have their own."""
+
+    page_bytes: int
+    layers_per_slab: int
+
+
+def choose_layout(
+    page_size: int, kv: KvFacts, token_bytes: float, granularity: int, *, on_gpu: bool, all_pages: float = 0
+) -> Layout:
+    """Pages of about `page_size` tokens (0: as suits the device).
+
+    token_bytes: of K and V of one token in all layers that can be paged. all_pages: bytes of all pages there may be.
+    """
+    layer_bytes = max(token_bytes / max(kv.full_layers, 1), 1)
+    if not on_gpu:
+        wanted = max((page_size or CPU_PAGE_SIZE) * layer_bytes / 2, all_pages / _mappings())
+        return Layout(math.ceil(wanted / granularity) * granularity, 0)
+    page_size = page_size or GPU_PAGE_SIZE
+    layers = round(granularity / (page_size * layer_bytes))
+    if layers >= 1:
+        return Layout(granularity, min(layers, max(kv.full_layers, 1)))
+    return Layout(math.ceil(page_size * layer_bytes / 2 / granularity) * granularity, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A context with a paged KV cache inside a budget of bytes on the device.
+
+    for_pages: what is left of the budget for pages. max_tokens: what one conversation may have, because buffers were
+    reserved for no more.
+    """
+
+    context: NativeContext
+    frames: NativeFrames
+    memory: ContextMemory
+    for_pages: int
+    max_tokens: int
+    on_gpu: bool
+
+    @property
+    def enough(self) -> bool:
+        """Whether a conversation of max_tokens has its pages."""
+        geometry = self.frames.geometry
+        return self.for_pages >= geometry.pages_for(self.max_tokens) * geometry.frame_bytes
+
+
+def open_paged(
+    model: NativeModel, params: Any, door: PagesDoor, layout: Layout, *, n_kv_reserve: int
+) -> tuple[NativeContext, NativeFrames | None]:
+    """A context whose KV cache lives in frames; None in their place for a model that cannot have them.
+
+    n_kv_reserve: tokens of a conversation that buffers are reserved for; 0: a whole slot's. Raises what NativeContext
+    does.
+    """
+    door.ask_for(layout.page_bytes, layout.layers_per_slab, n_kv_reserve)
+    try:
+        context = NativeContext(model, params)
+    finally:
+        door.ask_for_none()
+    try:
+        return context, NativeFrames(door, context.pointer)
+    except EngineError:
+        return context, None
+
+
+def open_within(
+    budget: int, n_tokens: int, token_bytes: float, *, attempt: Callable[[int, int], Room | None]
+) -> Room | None:
+    """A context whose buffers and pages fit the budget together, for conversations of up to `n_tokens`.
+
+    Attention's buffers grow with the longest conversation, so that they cannot be reserved for more tokens than there
+    is room for pages, nor for less. They grow evenly: two attempts tell how much, and the third is right.
+
+    attempt(budget, n): a context with buffers for n tokens; None where the model cannot be paged, and so is the answer.
+    """
+    n = _whole(min(n_tokens, budget / token_bytes))
+    room = attempt(budget, n)
+    if room is None or room.enough or n == _STEP:
+        return room
+    room.context.close()
+    least = attempt(budget, _STEP)
+    assert least is not None, "the first attempt had pages"
+    least.context.close()
+    per_token = (least.for_pages - room.for_pages) / (n - _STEP)
+    return attempt(budget, _whole((least.for_pages + per_token * _STEP) / (token_bytes + per_token)))
+
+
+def attempt_in(
+    model: NativeModel, params: Any, door: PagesDoor, layout: Layout, *, on_gpu: bool
+) -> Callable[[int, int], Room | None]:
+    """What `open_within` needs."""
+
+    def attempt(budget: int, n: int) -> Room | None:
+        context, frames = open_paged(model, params, door, layout, n_kv_reserve=n)
+        if frames is None:
+            context.close()
+            return None
+        memory = frames.memory(on_gpu=on_gpu)
+        return Room(context, frames, memory, budget - memory.device, min(n, context.n_ctx_seq), on_gpu)
+
+    return attempt
+
+
+def _mappings() -> int:
+    """How many mappings pages may take: half of what Linux allows, as the rest of the process needs some too."""
+    try:
+        return int(_MAX_MAP_COUNT.read_text()) // 2
+    except (OSError, ValueError):
+        return 65_530 // 2
+
+
+def _whole(n_tokens: float) -> int:
+    """What llama.cpp rounds the length of a KV cache to."""
+    return max(math.ceil(n_tokens / _STEP), 1) * _STEP

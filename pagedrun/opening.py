@@ -1,0 +1,120 @@
+"""A context for a loaded model: how long a conversation can be, whether the KV cache is paged, what memory pages get.
+
+    gpu_memory   | buffers of the context | recurrent states | pages ...              |     on the device
+    swap_space   | what llama.cpp notes of each row | pages that had to leave | snapshots |     in RAM
+
+Without a GPU both are RAM, and everything but the last two is paid from gpu_memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagedrun import machine
+from pagedrun.config import EngineConfig
+from pagedrun.errors import NotEnoughMemoryError, UsageError
+from pagedrun.gguf_file import KvFacts
+from pagedrun.memory import FreeMemory, check_context, default_seq_len
+from pagedrun.model import ModelInfo
+from pagedrun.native.context import NativeContext
+from pagedrun.native.frames import PagesDoor
+from pagedrun.native.model import NativeModel
+from pagedrun.native.paging import Room, attempt_in, choose_layout, open_within
+from pagedrun.native.placement import VRAM_MARGIN, Placement
+from pagedrun.step import RunnerLimits
+from pagedrun.units import size
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A context, and the room that its pages have; None: it is not paged."""
+
+    context: NativeContext
+    limits: RunnerLimits
+    room: Room | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a context is made from. free: before the model was loaded."""
+
+    model: NativeModel
+    info: ModelInfo
+    kv: KvFacts
+    placement: Placement
+    config: EngineConfig
+    free: FreeMemory
+
+    def open(self) -> Opened:
+        """The context, paged where that is wanted and possible.
+
+        Raises NotEnoughMemoryError, and UsageError for settings that do not fit the model.
+        """
+        if self.config.paging != "off" and (opened := self._paged()):
+            return opened
+        if self.config.paging == "on":
+            raise UsageError(
+                f"the KV cache of {self.info.name} cannot be paged here",
+                hint="use paging auto or off in the settings",
+            )
+        n_tokens = self._seq_len(self.config.max_num_seqs, self._left)
+        check_context(self.info.size_bytes, self._kv_bytes(n_tokens, self.config.max_num_seqs), self.free)
+        limits = self._limits(n_tokens)
+        return Opened(NativeContext(self.model, self.placement.context_params), limits)
+
+    def _paged(self) -> Opened | None:
+        door = PagesDoor(self.model.library.llama._lib)
+        on_gpu = self.placement.on_gpu
+        granularity = door.granularity_of("CUDA0" if on_gpu else None)
+        if not granularity or not self.kv.full_layers:
+            return None
+        budget = self.config.gpu_memory or self._default_budget()
+        limits = self._limits(self._seq_len(1, 2 * budget))
+        token_bytes = sum(self.kv.bytes_per_token(kind) / 2 for kind in self.config.kv_types)
+        all_pages = min(budget, limits.max_num_seqs * limits.max_seq_len * token_bytes)
+        layout = choose_layout(
+            self.config.page_size, self.kv, token_bytes, granularity, on_gpu=on_gpu, all_pages=all_pages
+        )
+        attempt = attempt_in(self.model, self.placement.context_params, door, layout, on_gpu=on_gpu)
+        room = open_within(budget, limits.max_seq_len, token_bytes, attempt=attempt)
+        if room is None:
+            return None
+        if room.for_pages < room.frames.geometry.frame_bytes:
+            room.context.close()
+            raise NotEnoughMemoryError(
+                f"the context's buffers take {size(room.memory.device)} of the {size(budget)} that it may have, "
+                "which leaves no room for a page",
+                hint="raise gpu_memory, or lower max_batch_tokens",
+            )
+        return Opened(room.context, limits, room)
+
+    @property
+    def _left(self) -> int:
+        return self.free.total - self.info.size_bytes
+
+    def _default_budget(self) -> int:
+        """What is free on the GPUs now that the weights are there; of RAM alone, half."""
+        if not self.placement.on_gpu:
+            return max(self._left // 2, 0)
+        gpus = machine.gpus()
+        return max(machine.free_memory(gpus).vram - VRAM_MARGIN * len(gpus), 0)
+
+    def _kv_bytes(self, n_tokens: int, n_seqs: int) -> int:
+        batch = int(self.placement.context_params.n_ubatch)
+        return n_seqs * self.kv.bytes_for(n_tokens, self.config.kv_type, batch=batch)
+
+    def _seq_len(self, n_seqs: int, left: int) -> int:
+        """Tokens of a conversation: as asked for, or so many that `n_seqs` take half of what is left."""
+        asked, most = self.config.max_seq_len, self.info.n_ctx_train
+        if asked > most:
+            raise UsageError(
+                f"{self.info.name} was trained for {most:,} tokens, and max_seq_len is {asked:,}",
+                hint=f"use --max-seq-len {most} or less",
+            )
+        return (
+            asked or self.placement.fitted_seq_len or default_seq_len(most, lambda n: self._kv_bytes(n, n_seqs), left)
+        )
+
+    def _limits(self, n_tokens: int) -> RunnerLimits:
+        self.placement.set_seq_len(n_tokens, self.config.max_num_seqs)
+        return RunnerLimits(self.config.max_num_seqs, n_tokens, self.placement.context_params.n_batch)

@@ -1,0 +1,62 @@
+"""Settings: sizes as people write them, switches, and what is refused with a reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pagedrun.config import EngineConfig, load_config, n_bytes
+from pagedrun.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("written", "n"),
+    [("4GiB", 4 << 30), ("512 MiB", 512 << 20), ("1.5g", 3 << 29), ("64k", 65_536), ("7", 7), (8, 8), ("2TB", 2 << 40)],
+)
+def test_sizes(written: str | int, n: int) -> None:
+    assert n_bytes(written, "swap_space") == n
+
+
+@pytest.mark.parametrize("written", ["", "much", "-1", "4 GiB or so", "1e9"])
+def test_what_is_no_size(written: str) -> None:
+    with pytest.raises(UsageError, match="swap_space must be a size"):
+        n_bytes(written, "swap_space")
+
+
+def test_settings_of_paging_from_a_file_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('gpu_memory = "1GiB"\nkv_type = "q8_0"\nkv_type_v = "q4_0"\npolicy = "lru"\ndebug_kv = true\n')
+    monkeypatch.setenv("PAGEDRUN_SWAP_SPACE", "64 MiB")
+    monkeypatch.setenv("PAGEDRUN_PAGING", "off")
+    config = load_config(file=file)
+    assert (config.gpu_memory, config.swap_space, config.paging) == (1 << 30, 64 << 20, "off")
+    assert (config.kv_types, config.policy, config.debug_kv) == (("q8_0", "q4_0"), "lru", True)
+
+
+@pytest.mark.parametrize("written", ["1", "true", "ON"])
+def test_a_switch_in_the_environment(written: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEDRUN_DEBUG_KV", written)
+    assert load_config().debug_kv
+
+
+def test_a_switch_that_is_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEDRUN_DEBUG_KV", "maybe")
+    with pytest.raises(UsageError, match="debug_kv must be true or false"):
+        load_config()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_num_seqs": 257},
+        {"paging": "yes"},
+        {"policy": "fifo"},
+        {"page_size": -1},
+        {"swap_space": -1},
+        {"kv_type_k": "q3"},
+    ],
+)
+def test_out_of_range(wrong: dict[str, str | int]) -> None:
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        EngineConfig(**wrong)  # type: ignore[arg-type]

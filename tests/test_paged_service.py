@@ -1,0 +1,123 @@
+"""The whole engine, paged: the same answers as without pages, with few frames as with many, and a hard budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagedrun.config import EngineConfig
+from pagedrun.errors import ContextLengthError, NotEnoughMemoryError
+from pagedrun.load import load_service
+from pagedrun.request import FinishReason, GenerationRequest, TextDelta, Usage
+from pagedrun.sampling import SamplingParams
+from pagedrun.service import Service
+from tests.paged_models import tokens_of
+
+pytestmark = pytest.mark.real
+
+MIB = 1 << 20
+
+
+def answer(service: Service, prompt: list[int], n: int = 12) -> tuple[list[int], Usage, FinishReason]:
+    request = GenerationRequest(
+        prompt=tuple(prompt),
+        sampling=SamplingParams(temperature=0.0, ignore_eos=True),
+        max_tokens=n,
+        logprobs=0,
+    )
+    tokens: list[int] = []
+    for event in service.submit(request):
+        if isinstance(event, TextDelta):
+            tokens += [p.token for p in event.logprobs]
+        else:
+            assert event.error is None, event.error
+            return tokens, event.usage, event.reason
+    raise AssertionError("no end")
+
+
+def opened(path: Path, **settings: Any) -> Service:
+    return load_service(path, EngineConfig(gpu_layers=0, debug_kv=True, max_batch_tokens=128, **settings))
+
+
+def conversations(service: Service, n: int, turns: int = 3) -> list[tuple[list[int], int]]:
+    """`n` conversations by turns, one request after the other: (tokens, cached) of each."""
+    histories, answers = [tokens_of(i, 150 + 10 * i) for i in range(n)], []
+    for turn in range(turns):
+        for i, history in enumerate(histories):
+            tokens, usage, _ = answer(service, history)
+            answers.append((tokens, usage.cached_tokens))
+            histories[i] = history + tokens + tokens_of(100 + turn, 20)
+    return answers
+
+
+def test_paging_changes_no_answer(smollm2: Path) -> None:
+    """Follow-ups, an edit, and a prompt that shares only its beginning."""
+    results = []
+    for paging in ("off", "on"):
+        with opened(smollm2, paging=paging, max_num_seqs=4, max_seq_len=1024) as service:
+            first = tokens_of(1, 300)
+            prompts = [first, first[:200] + tokens_of(2, 50), tokens_of(3, 30), first + tokens_of(4, 100)]
+            results.append(conversations(service, 4) + [answer(service, p)[:2] for p in prompts])
+            assert (service.stats.kv is not None) == (paging == "on")
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("model", ["smollm2", "tiny_hybrid"])
+def test_few_frames_change_no_answer(model: str, request: pytest.FixtureRequest) -> None:
+    """12 requests of 4 conversations, where the device holds one and a half of them: none is computed again."""
+    path: Path = request.getfixturevalue(model)
+    with opened(path, max_num_seqs=4, max_seq_len=1024, page_size=32, snapshot_interval=64) as service:
+        plenty = conversations(service, 4)
+        kv = service.stats.kv
+        assert kv is not None and not kv.evictions
+        frame_bytes = kv.device.n_bytes // kv.device.created
+    few = kv.buffer_bytes + frame_bytes * round(1.5 * kv.device.used / 4)
+    with opened(path, max_num_seqs=4, max_seq_len=1024, page_size=32, snapshot_interval=64, gpu_memory=few) as service:
+        assert conversations(service, 4) == plenty
+        kv = service.stats.kv
+        assert kv is not None and kv.evictions and kv.host.used
+        assert kv.device.n_bytes + kv.buffer_bytes <= few
+    assert [cached for _, cached in plenty[:4]] == [0, 0, 0, 0]
+    assert all(cached > 150 for _, cached in plenty[4:])
+
+
+def test_more_at_once_than_there_is_memory_for(tiny_hybrid: Path) -> None:
+    """Twelve in four slots, over frames for two: some pause, some wait, and all end as they should."""
+    settings = {"max_num_seqs": 4, "max_seq_len": 1024, "page_size": 32}
+    with opened(tiny_hybrid, **settings) as service:
+        answer(service, tokens_of(0, 300), 40)
+        kv = service.stats.kv
+        assert kv is not None
+    few = kv.buffer_bytes + 2 * kv.device.n_bytes
+    with opened(tiny_hybrid, gpu_memory=few, **settings) as service:
+        sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+        requests = [
+            GenerationRequest(prompt=tuple(tokens_of(i, 300)), sampling=sampling, max_tokens=40) for i in range(12)
+        ]
+        ends = [list(stream)[-1] for stream in [service.submit(r) for r in requests]]
+        assert {e.reason for e in ends} == {FinishReason.LENGTH}  # type: ignore[union-attr]
+        kv = service.stats.kv
+        assert kv is not None and kv.evictions
+        assert kv.device.n_bytes + kv.buffer_bytes <= few
+
+
+def test_a_window_of_262144_tokens_in_64_mib(tiny_dense: Path) -> None:
+    """It opens and answers; only what really needs more is refused, with the number that fits."""
+    with opened(tiny_dense, max_seq_len=262_144, gpu_memory=64 * MIB, page_size=64) as service:
+        fits = service.limits.max_seq_len
+        assert 2048 <= fits < 64 * MIB // 16_384
+        tokens, _, reason = answer(service, tokens_of(1, fits - 20), n=100)
+        assert (len(tokens), reason) == (21, FinishReason.CONTEXT)
+        with pytest.raises(ContextLengthError, match=f"{fits:,}") as e:
+            service.submit(GenerationRequest(prompt=tuple(tokens_of(2, fits + 1))))
+        assert "gpu_memory" in e.value.hint
+        kv = service.stats.kv
+        assert kv is not None
+        assert kv.device.n_bytes + kv.buffer_bytes <= 64 * MIB
+
+
+def test_a_budget_below_the_buffers_is_refused(tiny_dense: Path) -> None:
+    with pytest.raises(NotEnoughMemoryError, match="no room for a page"):
+        opened(tiny_dense, max_seq_len=4096, gpu_memory=MIB)

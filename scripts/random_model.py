@@ -2,6 +2,8 @@
 
     .venv/bin/python scripts/random_model.py OUT.gguf                the full shape: 20.8 GB, Q4_K_M-like
     .venv/bin/python scripts/random_model.py OUT.gguf --tiny         the same kinds of layers in 40 MB, for tests
+    .venv/bin/python scripts/random_model.py OUT.gguf --dense        the shape of Llama-3.1-8B: 4.8 GB, all attention
+    .venv/bin/python scripts/random_model.py OUT.gguf --dense --tiny its kind of attention in 64 MB
 
 Speed and memory are those of the real model; the text is noise, and routing is uniform (the real one has locality).
 The tokenizer comes from the vocabulary file in the pinned sources, so `pagedrun setup` has to have run.
@@ -24,7 +26,6 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Q
 
-ARCH = "qwen35moe"
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -57,6 +58,23 @@ TINY = Shape(
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class DenseShape:
+    """Sizes of a model whose layers all have attention and one feed-forward network; Llama-3.1-8B's."""
+
+    layers: int = 32
+    embd: int = 4096
+    ff: int = 14_336
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    vocab: int = 0
+    context: int = 131_072
+
+
+TINY_DENSE = DenseShape(layers=4, embd=256, ff=512, heads=16, context=262_144)
+
+
 class Tensor(NamedTuple):
     """ne: sizes in ggml's order. spread: standard deviation of the weights, or a constant for norms and decays."""
 
@@ -66,16 +84,39 @@ class Tensor(NamedTuple):
     spread: float
 
 
+def weight(name: str, *ne: int, type: Q = Q.Q4_K, spread: float | None = None) -> Tensor:
+    """A matrix, in a type whose blocks divide its rows."""
+    block = gguf.GGML_QUANT_SIZES[type][0]
+    return Tensor(name, ne, type if ne[0] % block == 0 else Q.Q8_0, spread or 1 / math.sqrt(ne[0]))
+
+
+def plain(name: str, *ne: int, spread: float) -> Tensor:
+    """Numbers that are not quantised."""
+    return Tensor(name, ne, Q.F32, spread)
+
+
+def dense_tensors(s: DenseShape, n_vocab: int) -> Iterator[Tensor]:
+    """All tensors of the dense shape, with the quantisation mix of a Q4_K_M file."""
+    yield weight("token_embd.weight", s.embd, n_vocab, spread=0.4)
+    yield plain("output_norm.weight", s.embd, spread=1.0)
+    yield weight("output.weight", s.embd, n_vocab, type=Q.Q6_K)
+    for layer in range(s.layers):
+        finer = layer < s.layers // 8 or layer >= 7 * s.layers // 8 or (layer - s.layers // 8) % 3 == 2
+        down = Q.Q6_K if finer else Q.Q4_K
+        b = f"blk.{layer}."
+        yield plain(b + "attn_norm.weight", s.embd, spread=1.0)
+        yield weight(b + "attn_q.weight", s.embd, s.head_dim * s.heads)
+        yield weight(b + "attn_k.weight", s.embd, s.head_dim * s.kv_heads)
+        yield weight(b + "attn_v.weight", s.embd, s.head_dim * s.kv_heads, type=down)
+        yield weight(b + "attn_output.weight", s.head_dim * s.heads, s.embd)
+        yield plain(b + "ffn_norm.weight", s.embd, spread=1.0)
+        yield weight(b + "ffn_gate.weight", s.embd, s.ff)
+        yield weight(b + "ffn_up.weight", s.embd, s.ff)
+        yield weight(b + "ffn_down.weight", s.ff, s.embd, type=down)
+
+
 def tensors(s: Shape, n_vocab: int) -> Iterator[Tensor]:
     """All tensors, with the quantisation mix of a Q4_K_M file."""
-
-    def weight(name: str, *ne: int, type: Q = Q.Q4_K, spread: float | None = None) -> Tensor:
-        block = gguf.GGML_QUANT_SIZES[type][0]
-        return Tensor(name, ne, type if ne[0] % block == 0 else Q.Q8_0, spread or 1 / math.sqrt(ne[0]))
-
-    def plain(name: str, *ne: int, spread: float) -> Tensor:
-        return Tensor(name, ne, Q.F32, spread)
-
     yield weight("token_embd.weight", s.embd, n_vocab, spread=0.4)
     yield plain("output_norm.weight", s.embd, spread=1.0)
     yield weight("output.weight", s.embd, n_vocab, type=Q.Q6_K)
@@ -170,6 +211,24 @@ class Weights:
         return blocks.tobytes()
 
 
+def dense_metadata(writer: gguf.GGUFWriter, s: DenseShape) -> None:
+    """Everything about the dense architecture."""
+    writer.add_name("llama-3.1-8b-random")
+    writer.add_block_count(s.layers)
+    writer.add_context_length(s.context)
+    writer.add_embedding_length(s.embd)
+    writer.add_feed_forward_length(s.ff)
+    writer.add_head_count(s.heads)
+    writer.add_head_count_kv(s.kv_heads)
+    writer.add_key_length(s.head_dim)
+    writer.add_value_length(s.head_dim)
+    writer.add_rope_freq_base(500_000.0)
+    writer.add_rope_dimension_count(s.head_dim)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_K_M)
+    writer.add_chat_template(TEMPLATE)
+
+
 def metadata(writer: gguf.GGUFWriter, s: Shape) -> None:
     """Everything about the architecture."""
     rope = s.head_dim // 4
@@ -214,11 +273,15 @@ def tokenizer(writer: gguf.GGUFWriter, vocab: Path, at_least: int) -> int:
     return len(reader.fields["tokenizer.ggml.tokens"].data) + missing
 
 
-def write_model(path: Path, shape: Shape, vocab: Path) -> None:
+def write_model(path: Path, shape: Shape | DenseShape, vocab: Path) -> None:
     """Write the whole file."""
-    writer = gguf.GGUFWriter(path, ARCH)
-    metadata(writer, shape)
-    everything = list(tensors(shape, tokenizer(writer, vocab, shape.vocab)))
+    writer = gguf.GGUFWriter(path, "llama" if isinstance(shape, DenseShape) else "qwen35moe")
+    if isinstance(shape, DenseShape):
+        dense_metadata(writer, shape)
+        everything = list(dense_tensors(shape, tokenizer(writer, vocab, shape.vocab)))
+    else:
+        metadata(writer, shape)
+        everything = list(tensors(shape, tokenizer(writer, vocab, shape.vocab)))
     for tensor in everything:
         numpy_shape = tuple(reversed(tensor.ne))
         if tensor.type is Q.F32:
@@ -258,11 +321,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--dense", action="store_true")
     parser.add_argument("--vocab", type=Path, help="a GGUF to take the tokenizer from")
     args = parser.parse_args()
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        write_model(args.out, TINY if args.tiny else Shape(), args.vocab or vocab_of_the_sources(Path(folder)))
+        dense, other = (TINY_DENSE, TINY) if args.tiny else (DenseShape(), Shape())
+        shape = dense if args.dense else other
+        write_model(args.out, shape, args.vocab or vocab_of_the_sources(Path(folder)))
     size = args.out.stat().st_size / 1e9
     print(f"{args.out}: {size:.2f} GB in {time.perf_counter() - began:.1f} s", file=sys.stderr)
 

@@ -21,9 +21,12 @@ def kv(layers: int) -> KvFacts:
 @pytest.mark.parametrize(
     ("page_size", "layers", "token_bytes", "layout"),
     [
-        (0, 10, 20_480, Layout(2 * MIB, 8)),  # a 35B, f16: 128 tokens
+        (0, 10, 20_480, Layout(2 * MIB, 10)),  # a 35B, f16: 102 tokens; 8 layers would leave 2 in a slab for 8
+        (200, 10, 20_480, Layout(2 * MIB, 5)),
+        (0, 7, 14_336, Layout(2 * MIB, 7)),  # no other number divides 7 but 1
+        (0, 36, 147_456, Layout(2 * MIB, 4)),
         (1000, 10, 20_480, Layout(2 * MIB, 1)),
-        (2000, 10, 20_480, Layout(2 * MIB, 1)),
+        (2000, 10, 20_480, Layout(2 * MIB, 0)),  # 2,048 rows of K, or of V
         (16, 32, 131_072, Layout(2 * MIB, 32)),  # an 8B: all layers side by side
         (0, 32, 131_072, Layout(2 * MIB, 4)),
         (8000, 10, 20_480, Layout(8 * MIB, 0)),  # more than 2 MiB of one layer's K

@@ -30,6 +30,9 @@ _MAX_MAP_COUNT = Path("/proc/sys/vm/max_map_count")
 #: The same on a GPU, where it decides how many layers share a slab.
 GPU_PAGE_SIZE = 128
 
+#: Memory that uneven slabs may waste.
+_SLAB_WASTE = 0.02
+
 _STEP = 256  # llama_kv_cache::get_n_kv rounds up to it
 
 
@@ -53,10 +56,19 @@ def choose_layout(
         wanted = max((page_size or CPU_PAGE_SIZE) * layer_bytes / 2, all_pages / _mappings())
         return Layout(math.ceil(wanted / granularity) * granularity, 0)
     page_size = page_size or GPU_PAGE_SIZE
-    layers = round(granularity / (page_size * layer_bytes))
-    if layers >= 1:
-        return Layout(granularity, min(layers, max(kv.full_layers, 1)))
+    if granularity >= page_size * layer_bytes * 0.75:  # below one layer's K and V there are K and V by themselves
+        return Layout(granularity, _layers_per_slab(granularity / (page_size * layer_bytes), max(kv.full_layers, 1)))
     return Layout(math.ceil(page_size * layer_bytes / 2 / granularity) * granularity, 0)
+
+
+def _layers_per_slab(wanted: float, n_layers: int) -> int:
+    """The number nearest to `wanted` that divides the layers into slabs of one size, or nearly.
+
+    All slabs have rows as long as the longest: 10 layers in slabs of 8 and 2 would take 16 layers' memory.
+    """
+    even = {-(-n_layers // slabs) for slabs in range(1, n_layers + 1)}
+    tight = [g for g in even if -(-n_layers // g) * g <= n_layers * (1 + _SLAB_WASTE)]
+    return min(tight, key=lambda g: abs(math.log(g / wanted)))
 
 
 @dataclass(frozen=True, slots=True)

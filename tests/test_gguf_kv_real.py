@@ -197,6 +197,20 @@ MODELS: dict[str, tuple[Callable[[int], Tensors], dict[str, Any]]] = {
 }
 
 
+def small_model(folder: Path, arch: str) -> Path:
+    """A model of zeros with that architecture's kind of memory."""
+    layer_tensors, metadata = MODELS[arch]
+    tensors: Tensors = {"token_embd.weight": (EMBD, VOCAB)}
+    tensors["token_embd_norm.weight" if arch == "lfm2" else "output_norm.weight"] = (EMBD,)
+    if arch == "gemma4":
+        tensors["rope_freqs.weight"] = (32,)
+    if arch in ("gpt-oss", "llama"):
+        tensors["output.weight"] = (EMBD, VOCAB)
+    for layer in range(LAYERS):
+        tensors |= {f"blk.{layer}.{name}": shape for name, shape in layer_tensors(layer).items()}
+    return write_gguf(folder / "m.gguf", arch, tensors, **COMMON, **metadata)
+
+
 def allocated(library: Library, path: Path, kv_type: str) -> float:
     """MiB of memory for conversations, as llama.cpp logs it."""
     from pagedrun.native.context import NativeContext
@@ -217,16 +231,7 @@ def allocated(library: Library, path: Path, kv_type: str) -> float:
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 @pytest.mark.parametrize("arch", MODELS)
 def test_memory_is_what_llama_cpp_takes(library: Library, tmp_path: Path, arch: str, kv_type: str) -> None:
-    layer_tensors, metadata = MODELS[arch]
-    tensors: Tensors = {"token_embd.weight": (EMBD, VOCAB)}
-    tensors["token_embd_norm.weight" if arch == "lfm2" else "output_norm.weight"] = (EMBD,)
-    if arch == "gemma4":
-        tensors["rope_freqs.weight"] = (32,)
-    if arch in ("gpt-oss", "llama"):
-        tensors["output.weight"] = (EMBD, VOCAB)
-    for layer in range(LAYERS):
-        tensors |= {f"blk.{layer}.{name}": shape for name, shape in layer_tensors(layer).items()}
-    facts = read_facts(write_gguf(tmp_path / "m.gguf", arch, tensors, **COMMON, **metadata))
+    facts = read_facts(small_model(tmp_path, arch))
     assert facts.kv is not None
     expected = facts.kv.bytes_for(TOKENS, kv_type) / 2**20
     assert expected > 0.01

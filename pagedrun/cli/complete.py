@@ -20,7 +20,7 @@ from pagedrun.cli.options import (
     with_options,
 )
 from pagedrun.cli.output import AnswerOutput
-from pagedrun.cli.schema import check_answer, read_schema
+from pagedrun.cli.schema import check_answer, is_json, read_schema
 from pagedrun.errors import PagedrunError, UsageError
 from pagedrun.request import Finished, FinishReason, GenerationRequest, check_can_end
 from pagedrun.units import count, rate
@@ -215,7 +215,7 @@ class _Task:
         """Raise PagedrunError when a complete answer does not follow the schema."""
         if self.schema is None or finished.reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return
-        if _is_json(answer.content):
+        if is_json(answer.content):
             check_answer(self.schema, answer.content)
         elif finished.reason is FinishReason.STOP:
             raise PagedrunError("the answer is not complete JSON", hint="--stop may have ended it early")
@@ -233,20 +233,12 @@ class _Task:
                 self.service.context_hint,
             )
             return CUT_OFF
-        if self.schema is not None and not _is_json(answer.content):
+        if self.schema is not None and not is_json(answer.content):
             console.show_problem(f"the JSON is incomplete: it was cut off after {tokens}", "raise -n")
             return CUT_OFF
         if answer.reasoning and not answer.content:
             console.warn(f"the answer ended after {tokens} while still thinking; raise -n, or use --no-think")
         return 0
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _kv_report(kv: KvStats | None) -> dict[str, Any] | None:

@@ -27,7 +27,7 @@ def read_schema(value: str | None) -> str | None:
         return None
     if not value.strip():
         raise UsageError("--json-schema needs a file or a schema")
-    inline = not _exists(value) and (value.lstrip()[0] in '{["' or _is_json(value))
+    inline = not _exists(value) and (value.lstrip()[0] in '{["' or is_json(value))
     text = value if inline else read_option_file(Path(value), "--json-schema")
     where = "--json-schema" if inline else f"--json-schema {value}"
     try:
@@ -47,7 +47,8 @@ def _exists(name: str) -> bool:
         return False
 
 
-def _is_json(text: str) -> bool:
+def is_json(text: str) -> bool:
+    """Whether a text is JSON, of any kind."""
     try:
         json.loads(text)
     except ValueError:

@@ -7,6 +7,7 @@ decided in `pagedrun.kv`. See patches/0007-paged-kv-cache.patch, include/pagedru
 from __future__ import annotations
 
 import ctypes
+import types
 from ctypes import POINTER, Structure, c_bool, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Any
@@ -87,26 +88,24 @@ class PagesDoor:
     """The functions of libllama that have to do with paging. Cheap to make."""
 
     def __init__(self, llama: ctypes.CDLL) -> None:
+        self.c = types.SimpleNamespace()
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(llama, f"pagedrun_kv_{name}")
             function.restype = result
             function.argtypes = arguments
-            setattr(self, name, function)
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)
+            setattr(self.c, name, function)
 
     def granularity_of(self, device: str | None) -> int:
         """What page_bytes must be a multiple of on a device ("CUDA0"; None: the CPU); 0 where it cannot page."""
-        return int(self.granularity(None if device is None else device.encode()))
+        return int(self.c.granularity(None if device is None else device.encode()))
 
     def ask_for(self, page_bytes: int, layers_per_slab: int, n_kv_reserve: int = 0) -> None:
         """The next context of this thread is to have a paged KV cache."""
-        self.next(ctypes.byref(_Params(page_bytes, layers_per_slab, n_kv_reserve)))
+        self.c.next(ctypes.byref(_Params(page_bytes, layers_per_slab, n_kv_reserve)))
 
     def ask_for_none(self) -> None:
         """The next context is to be as llama.cpp makes it."""
-        self.next(None)
+        self.c.next(None)
 
 
 class NativeFrames:
@@ -115,11 +114,11 @@ class NativeFrames:
     def __init__(self, door: PagesDoor, context: Any) -> None:
         self._door = door
         self._context = context
-        self._pointer = door.get(context)
+        self._pointer = door.c.get(context)
         if not self._pointer:
             raise EngineError("this model's KV cache cannot be paged")
         info = _Info()
-        door.get_info(self._pointer, ctypes.byref(info))
+        door.c.get_info(self._pointer, ctypes.byref(info))
         self.geometry = PageGeometry(
             page_bytes=info.page_bytes,
             row_bytes=info.row_bytes,
@@ -133,27 +132,27 @@ class NativeFrames:
         if not len(ops):
             return
         ops = np.ascontiguousarray(ops, np.int64)
-        done = self._door.apply(self._pointer, ops.ctypes.data, len(ops))
+        done = self._door.c.apply(self._pointer, ops.ctypes.data, len(ops))
         if done < len(ops):
             raise self._failure(done)
 
     def fence(self) -> int:
         """A number that stands for everything copied and cleared so far."""
-        return int(self._door.fence(self._pointer))
+        return int(self._door.c.fence(self._pointer))
 
     def passed(self, fence: int) -> bool:
         """Whether all of that has happened."""
-        return bool(self._door.passed(self._pointer, fence))
+        return bool(self._door.c.passed(self._pointer, fence))
 
     def wait(self, fence: int) -> None:
         """Return when it has. Raises FrameError."""
-        if self._door.wait(self._pointer, fence) != 0:
+        if self._door.c.wait(self._pointer, fence) != 0:
             raise self._failure()
 
     def read(self, frame: int) -> npt.NDArray[np.uint8]:
         """A frame's contents, shape (frame_bytes,). Raises FrameError."""
         data = np.empty(self.geometry.frame_bytes, np.uint8)
-        if self._door.read(self._pointer, frame, data.ctypes.data) != 0:
+        if self._door.c.read(self._pointer, frame, data.ctypes.data) != 0:
             raise self._failure()
         return data
 
@@ -161,30 +160,30 @@ class NativeFrames:
         """Replace a frame's contents, shape (frame_bytes,). Raises FrameError."""
         data = np.ascontiguousarray(data, np.uint8)
         assert data.nbytes == self.geometry.frame_bytes
-        if self._door.write(self._pointer, frame, data.ctypes.data) != 0:
+        if self._door.c.write(self._pointer, frame, data.ctypes.data) != 0:
             raise self._failure()
 
     def memory(self, *, on_gpu: bool) -> ContextMemory:
         """What the context takes beside the pages. Without a GPU, RAM is the device."""
         found = _Memory()
-        self._door.get_memory(self._context, ctypes.byref(found))
+        self._door.c.get_memory(self._context, ctypes.byref(found))
         device = found.device_compute + found.device_context
         host = found.host_compute + found.host_context + found.cells
         return ContextMemory(device, host) if on_gpu else ContextMemory(device + host, 0)
 
     def bind(self, slot: Slot, n_tokens: int) -> None:
         """Tell llama.cpp that a slot holds positions 0 to n_tokens - 1. Raises EngineError."""
-        if not self._door.bind(self._context, slot, n_tokens, None):
+        if not self._door.c.bind(self._context, slot, n_tokens, None):
             raise EngineError(f"slot {slot} cannot hold {n_tokens:,} tokens")
 
     def n_frames(self, tier: Tier) -> int:
         """Frames that exist in a tier, as the native side counts them."""
-        return int(self._door.count_frames(self._pointer, int(tier))) // self.geometry.n_stripes
+        return int(self._door.c.count_frames(self._pointer, int(tier))) // self.geometry.n_stripes
 
     def fail_at(self, n: int) -> None:
         """For tests: the n-th making of a stripe's frame from now on fails; 0: none does."""
-        self._door.fail(self._pointer, n)
+        self._door.c.fail(self._pointer, n)
 
     def _failure(self, done: int = 0) -> FrameError:
-        text = self._door.error(self._pointer).decode("utf-8", "replace")
+        text = self._door.c.error(self._pointer).decode("utf-8", "replace")
         return FrameError(text, done, hint="memory is short: lower gpu_memory, or use larger pages (page_size)")

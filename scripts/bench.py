@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 
+import pagedrun.machine
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -33,6 +35,26 @@ def machine() -> dict[str, Any]:
     except (OSError, subprocess.CalledProcessError):
         facts["gpu"] = ""
     return facts | {"kernel": platform.release(), "python": platform.python_version()}
+
+
+def in_use(*, gpu: bool) -> int:
+    """Bytes in use by anybody on the first GPU, as its driver says; without one, of RAM: what this process has of its
+    own, and all that is shared."""
+    if gpu:
+        first = pagedrun.machine.gpus()[0]
+        return first.vram - first.vram_free
+    own, shared = (_kib(path, name) for path, name in (("self/status", "RssAnon"), ("meminfo", "Shmem")))
+    return (own + shared) << 10
+
+
+def own_ram() -> int:
+    """Bytes of RAM that belong to this process alone: no file has them."""
+    return _kib("self/status", "RssAnon") << 10
+
+
+def _kib(path: str, name: str) -> int:
+    lines = (Path("/proc") / path).read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:

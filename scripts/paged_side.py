@@ -1,5 +1,5 @@
-"""llama.cpp's own KV cache and a paged one over the same model, for benchmarks: what `bench_paged.py` and
-`vram_use.py` share. No sampling, no scheduler: tokens in, logits out.
+"""llama.cpp's own KV cache and a paged one over the same model, for benchmarks: what `bench_paged.py`,
+`bench_kv_types.py`, `vram_share.py` and `vram_use.py` share. No sampling, no scheduler: tokens in, logits out.
 """
 
 from __future__ import annotations
@@ -164,6 +164,15 @@ class Paged(Stock):
         self.context.forget(SLOT)
         self.conversation = self.manager.open()
         self.manager.bind(self.conversation, SLOT)
+
+    def take(self, conversation: ConversationId) -> None:
+        """A conversation that has tokens already, a fork, in the slot. Not for models with a recurrent state."""
+        self.manager.unbind(SLOT)
+        self.context.forget(SLOT)
+        if not self.manager.bind(conversation, SLOT):
+            raise MemoryError("the pool is full")
+        self.frames.bind(SLOT, self.manager.length(conversation))
+        self.conversation = conversation
 
 
 def tokens_of(seed: int, n: int) -> list[int]:

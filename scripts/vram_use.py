@@ -15,16 +15,8 @@ from typing import Any
 import bench
 from paged_side import Model, Paged, tokens_of
 
-from pagedrun import machine
-
 STEPS = (0, 1024, 4096, 8192, 16_384, 32_768)
 MIB = 1 << 20
-
-
-def used() -> int:
-    """Bytes in use on the first GPU, by anybody."""
-    gpu = machine.gpus()[0]
-    return gpu.vram - gpu.vram_free
 
 
 def main() -> None:
@@ -51,13 +43,13 @@ def main() -> None:
                 "tokens": f"{side.manager.stats().tokens:,}",
                 "KV of them MiB": side.manager.stats().tokens * model.token_bytes / MIB,
                 "pages MiB": n_bytes / MIB,
-                "driver MiB": (used() - before) / MIB,
+                "driver MiB": (bench.in_use(gpu=True) - before) / MIB,
             }
         )
 
     side.manager.free(next(iter(side.manager.conversations)))
     side.manager.trim()
-    before = used()
+    before = bench.in_use(gpu=True)
     for n in STEPS:
         side.feed(tokens_of(n, n - length), length)
         length = n

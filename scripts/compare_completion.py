@@ -4,9 +4,9 @@
     .venv/bin/python scripts/compare_completion.py --record    also writes tests/data/completions.json
 
 Both compute the same batches: for a model with recurrent layers pagedrun computes the last token of a prompt by
-itself, after a snapshot, and llama-completion does so when it has a file to save its state in. Where answers differ all
-the same, the result has the margin of the two best tokens there: other batches and kernels round differently in the last
-bits, which can only matter where it is small.
+itself, after a snapshot, and llama-completion does so when it has a file to save its state in. Where answers differ
+all the same, the result has the margin of the two best tokens there: other batches and kernels round differently in the
+last bits, which can only matter where it is small.
 
 A recorded vector stops before the first token whose two best candidates are closer than 0.1 in logits: from there
 on another processor may rightly choose the other one.

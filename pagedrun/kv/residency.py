@@ -190,7 +190,7 @@ class Residency:
         if short > 0:
             table = self._table
             copied = np.flatnonzero(table.resident() & table.copied())
-            copied = copied[~self._transfers.busy(table.host[copied])]
+            copied = copied[~self._host_busy(table.host[copied])]
             self.drop_copies(copied[np.argsort(table.pins[copied] == 0, kind="stable")][:short])
         return min(n, len(self.host.idle_frames))
 
@@ -203,7 +203,7 @@ class Residency:
     def settle(self) -> None:
         """See which frames are free again, now that copies have arrived."""
         self.device.settle(self._transfers.busy)
-        self.host.settle(self._transfers.busy)
+        self.host.settle(self._host_busy)
 
     # inside
 
@@ -272,4 +272,9 @@ class Residency:
     def _give_back(self, pool: FramePool, frames: FrameIds) -> None:
         frames = frames[frames != NONE]
         if frames.size:
-            pool.give_back(frames, self._transfers.busy(frames))
+            busy = self._host_busy if pool is self.host else self._transfers.busy
+            pool.give_back(frames, busy(frames))
+
+    def _host_busy(self, frames: FrameIds) -> Mask:
+        """Frames of the host that a copy uses, or that the store still shows, cannot be destroyed."""
+        return self._transfers.busy(frames) | self._windows.shows(frames)

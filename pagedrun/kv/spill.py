@@ -105,7 +105,7 @@ class Spill:
         if self._stages.free:  # left by pages that came back
             self._flush()
             self._stages.shrink(0)
-        mine = c.pages[: c.n_sealed]
+        mine = c.pages[: self._geometry.full_pages(c.length)]  # the next token is written behind these
         mine = mine[(table.device[mine] != NONE) & (table.pins[mine] == 1)]
         unsaved = int((table.host[mine] == NONE).sum())
         if residency.savable(mine) < len(mine):
@@ -190,12 +190,12 @@ class Spill:
         table = self._table
         shared = (table.device[c.pages] != NONE) & (table.pins[c.pages] > 0)  # hot for others, and so for us
         mine = c.pages[~shared]
-        sealed = mine[table.sealed[mine]]
+        sealed = mine[table.index[mine] < self._geometry.full_pages(c.length)]
         resident = (table.device[mine] != NONE).sum()
         table.pins[mine] += 1
         reach = self._residency.within_reach()
         table.pins[mine] -= 1
-        n_new = 1 if c.n_sealed == c.n_pages else 0  # the next token needs one more
+        n_new = int(self._geometry.full_pages(c.length) == c.n_pages)  # the next token needs one more
         must = len(mine) - len(sealed)
         mix = self._plan(int(reach + resident), len(sealed), must + n_new, len(sealed), prefill=False)
         if mix is None:

@@ -50,12 +50,21 @@ class Windows:
         self.writable = np.zeros(n_slots * n_pages, bool)
         self._there: FrameIds = self.frame.copy()
         self._there_writable = self.writable.copy()
+        self._cold_there = False  # whether the store may show any frame of the host
         self._touched: list[npt.NDArray[np.int64]] = []
 
     @property
     def there(self) -> FrameIds:
         """What the store was told that the cells show."""
         return self._there
+
+    def shows(self, frames: FrameIds) -> Mask:
+        """Which frames of the host the store may still show."""
+        if not self._cold_there:
+            return np.zeros(len(frames), bool)
+        if self._touched and (self._there == _UNKNOWN).any():
+            return np.ones(len(frames), bool)
+        return np.isin(frames, self._there)
 
     def stage_there(self, slot: int, page: int) -> int:
         """The stage that the store was told a page is read through, or NONE."""
@@ -129,6 +138,7 @@ class Windows:
     def told(self, change: Change, done: int, *, failed: bool) -> None:
         """The first `done` operations of a change were carried out, and when `failed`, the next one was not."""
         cells, unmapped = change.cells[:done], change.ops[:done, 0] == Op.UNMAP
+        self._cold_there |= self.n_cold > 0
         self._there[cells] = np.where(unmapped, NONE, self.frame[cells])
         self._there_writable[cells] = ~unmapped & self.writable[cells]
         self._there_stage[cells] = np.where(unmapped, NONE, self.stage[cells])
@@ -138,6 +148,7 @@ class Windows:
     def settled(self) -> None:
         """All changes were carried out."""
         self._touched.clear()
+        self._cold_there = self.n_cold > 0
 
     def _want(
         self,

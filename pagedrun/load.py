@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,19 @@ from pagedrun import machine
 from pagedrun.chat import ChatTemplates
 from pagedrun.config import EngineConfig
 from pagedrun.engine import Engine
-from pagedrun.errors import ModelError
-from pagedrun.gguf_file import KvFacts, read_facts, why_no_text
+from pagedrun.errors import ModelError, NotEnoughMemoryError
+from pagedrun.gguf_file import KvFacts, ModelFacts, read_facts, why_no_text
 from pagedrun.kv import Budget, PageManager, validate
-from pagedrun.memory import check_weights
+from pagedrun.memory import check_seq_len, check_weights
 from pagedrun.native.door import Door
-from pagedrun.native.library import load
+from pagedrun.native.library import Library, load
 from pagedrun.native.model import NativeModel, OnBytes
 from pagedrun.native.paging import Room
 from pagedrun.native.placement import Placement
 from pagedrun.native.runner import NativeRunner
 from pagedrun.opening import Opening
+from pagedrun.plan import Plan, shape_of, text
+from pagedrun.planning import machine_facts, plan_model
 from pagedrun.service import Service
 from pagedrun.slots import PagedSettings, PagedSlots
 
@@ -54,9 +56,11 @@ def load_service(
     library.log.verbose = verbose
     gpus = machine.gpus() if config.gpu_layers != 0 and library.llama.llama_supports_gpu_offload() else []
     free = machine.free_memory(gpus)
-    check_weights(path.name, facts.file_size, free)
+    plan = _plan(facts, config, gpus, library)
+    if plan is None:
+        check_weights(path.name, facts.file_size, free)
     door = Door(library.common)
-    placement = Placement(library.llama, door, path, config)
+    placement = Placement(library.llama, door, path, config, plan=plan, free_vram=free.vram)
     model = NativeModel(library, path, placement.model_params, on_progress)
     try:
         info = model.info(gpus[0].name if gpus else "CPU")
@@ -71,6 +75,22 @@ def load_service(
     slots = None if room is None else _paged(runner, room, config)
     engine = Engine(runner, slots, prefill_chunk=config.prefill_chunk)
     return Service(engine, info, templates, sampling_defaults=sampling_defaults)
+
+
+def _plan(facts: ModelFacts, config: EngineConfig, gpus: Sequence[machine.Gpu], library: Library) -> Plan | None:
+    """What goes where; None where llama.cpp decides: without a GPU, with several, and for architectures not known.
+
+    Raises UsageError for a context that the model has not, NotEnoughMemoryError for a plan that does not fit.
+    """
+    if len(gpus) != 1 or not shape_of(facts).known:
+        return None
+    check_seq_len(facts.name, config.max_seq_len, facts.context or config.max_seq_len)
+    found = machine_facts(facts.parts[0], config, gpus)
+    plan = plan_model(facts, config, found, library).plan
+    if not plan.fits:
+        message, hint = text.refusal(plan)
+        raise NotEnoughMemoryError(f"{facts.name}: {message}", hint=hint)
+    return plan
 
 
 def _paged(runner: NativeRunner, room: Room, config: EngineConfig) -> PagedSlots:

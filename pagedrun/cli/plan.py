@@ -49,9 +49,10 @@ def plan(
 def _planned(located: LocatedModel, engine: EngineOptions) -> Planned:
     """The plan, from the file's header. Raises ModelError, UsageError."""
     from pagedrun import machine
-    from pagedrun.errors import ModelError, UsageError
+    from pagedrun.errors import ModelError
     from pagedrun.gguf_file import read_facts, why_no_text
     from pagedrun.hub.verify import explained
+    from pagedrun.memory import check_seq_len
     from pagedrun.planning import machine_facts, plan_model
 
     config = engine.settings()
@@ -59,11 +60,7 @@ def _planned(located: LocatedModel, engine: EngineOptions) -> Planned:
         facts = read_facts(located.path)
     if what := why_no_text(facts):
         raise ModelError(f"{located.name} does not generate text: it is {what}")
-    if facts.context and config.max_seq_len > facts.context:
-        raise UsageError(
-            f"{located.name} was trained for {facts.context:,} tokens, and max_seq_len is {config.max_seq_len:,}",
-            hint=f"use --max-seq-len {facts.context} or less",
-        )
+    check_seq_len(located.name, config.max_seq_len, facts.context or config.max_seq_len)
     gpus = machine.gpus() if config.gpu_layers != 0 else []
     supposed = config.gpu_memory if engine.gpu_memory else 0
     found = machine_facts(located.path, config, gpus, supposed=supposed, probe=True)

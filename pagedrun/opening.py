@@ -76,7 +76,10 @@ class Opening:
         page_size = self._page_size(granularity, token_bytes)
         layout = choose_layout(page_size, self.kv, token_bytes, granularity, on_gpu=on_gpu, all_pages=all_pages)
         attempt = attempt_in(self.model, self.placement.context_params, door, layout, on_gpu=on_gpu)
-        room = open_within(budget, limits.max_seq_len, token_bytes, attempt=attempt)
+        if self._spills:  # pages that are not on the device are read too, so buffers are for the whole window
+            room = attempt(budget, limits.max_seq_len)
+        else:
+            room = open_within(budget, limits.max_seq_len, token_bytes, attempt=attempt)
         if room is None:
             return None
         if room.for_pages < room.frames.geometry.frame_bytes:
@@ -87,6 +90,12 @@ class Opening:
                 hint="raise gpu_memory, or lower max_batch_tokens",
             )
         return Opened(room.context, limits, room)
+
+    @property
+    def _spills(self) -> bool:
+        """Whether the plan has conversations that become longer than what is on the device."""
+        plan = self.placement.plan
+        return plan is not None and self.placement.on_gpu and plan.kv.spills and self.config.spill != "off"
 
     @property
     def _left(self) -> int:
@@ -106,8 +115,7 @@ class Opening:
 
     def _page_size(self, granularity: int, token_bytes: float) -> int:
         """Tokens in a page: as asked for, or of one layer each where a plan says that pages will be read from RAM."""
-        plan = self.placement.plan
-        if self.config.page_size or plan is None or not self.placement.on_gpu or plan.settings.fine_pages:
+        if self.config.page_size or not self._spills:
             return self.config.page_size
         return max(round(granularity * self.kv.full_layers / token_bytes), 1)
 

@@ -118,6 +118,8 @@ def test_pages_are_of_one_layer_where_conversations_will_spill(big: Path, monkey
     spilling, fitting = plan_of(big, 6, max_seq_len=262_144), plan_of(big, 8, max_seq_len=32_768)
     assert opened(spilling, EngineConfig(), monkeypatch, now=GIB)._page_size(2 << 20, 20_480.0) == 1024
     assert opened(fitting, EngineConfig(), monkeypatch, now=GIB)._page_size(2 << 20, 20_480.0) == 0
+    off = opened(spilling, EngineConfig(spill="off"), monkeypatch, now=GIB)
+    assert off._page_size(2 << 20, 20_480.0) == 0
     asked = opened(spilling, EngineConfig(page_size=64), monkeypatch, now=GIB)
     assert asked._page_size(2 << 20, 20_480.0) == 64
 

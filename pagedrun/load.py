@@ -63,7 +63,7 @@ def load_service(
     placement = Placement(library.llama, door, path, config, plan=plan, free_vram=free.vram)
     model = NativeModel(library, path, placement.model_params, on_progress)
     try:
-        info = model.info(gpus[0].name if gpus else "CPU")
+        info = model.info(gpus[0].name if placement.on_gpu and gpus else "CPU")
         templates = ChatTemplates(door, model.pointer, chat_template)
         opened = Opening(model, info, facts.kv or KvFacts(), placement, config, free).open()
     except BaseException:

@@ -21,6 +21,9 @@ from pagedrun.native.placement import Placement
 from pagedrun.opening import Opening
 from pagedrun.plan import Plan, Reckoned, make_plan, shape_of
 from pagedrun.plan.rules import CUDA_LATER, GIB, VRAM_MARGIN
+from pagedrun.request import GenerationRequest, TextDelta
+from pagedrun.sampling import SamplingParams
+from pagedrun.service import Service
 from tests.plan_models import machine_with, write_hollow
 
 CARD = Gpu(0, "RTX 4060", 8 * GIB, 8 * GIB, "89")
@@ -176,3 +179,36 @@ def test_a_file_that_is_no_model_is_an_error(library: Any, tmp_path: Path) -> No
     llama = library.llama
     with pytest.raises(EngineError, match="failed to load"):
         Door(library.common).memory(str(path), llama.llama_model_default_params(), llama.llama_context_default_params())
+
+
+@pytest.mark.real
+def test_a_service_with_a_plan_answers_as_without(
+    library: Any, tiny_hybrid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole way, with a card that only we believe in: llama.cpp of a build for the CPU computes all of it there."""
+    if library.llama.llama_supports_gpu_offload():
+        pytest.skip("there is a GPU, and test_gpu.py")
+    config = EngineConfig(max_seq_len=1024, max_num_seqs=2, paging="off", max_batch_tokens=256)
+    with load.load_service(tiny_hybrid, config) as service:
+        expected = answer(service)
+    monkeypatch.setenv("PAGEDRUN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(load, "load", lambda: library)
+    monkeypatch.setattr(library.llama, "llama_supports_gpu_offload", lambda: True)
+    monkeypatch.setattr(machine, "gpus", lambda: [CARD])
+    plans: list[Plan] = []
+    make = load._plan
+    monkeypatch.setattr(load, "_plan", lambda *a: plans.append(make(*a)) or plans[-1])  # type: ignore[func-returns-value]
+    with load.load_service(tiny_hybrid, config) as service:
+        assert service.model.on_gpu
+        assert answer(service) == expected
+    (plan,) = plans
+    assert plan.settings.gpu_layers == 9
+    assert not plan.reckoned
+    assert (tmp_path / "cache" / "buffers.json").exists()
+
+
+def answer(service: Service) -> list[int]:
+    request = GenerationRequest(
+        prompt=tuple(range(1000, 1100)), sampling=SamplingParams(temperature=0.0, ignore_eos=True), max_tokens=6
+    )
+    return [token for event in service.submit(request) if isinstance(event, TextDelta) for token in event.tokens]

@@ -72,7 +72,7 @@ def load_service(
     room = opened.room
     frames = None if room is None else room.frames
     runner = NativeRunner(model, opened.context, door, opened.limits, can_rewind=info.can_rewind, frames=frames)
-    slots = None if room is None else _paged(runner, room, config)
+    slots = None if room is None else _paged(runner, room, config, plan)
     engine = Engine(runner, slots, prefill_chunk=config.prefill_chunk)
     return Service(engine, info, templates, sampling_defaults=sampling_defaults)
 
@@ -93,7 +93,7 @@ def _plan(facts: ModelFacts, config: EngineConfig, gpus: Sequence[machine.Gpu], 
     return plan
 
 
-def _paged(runner: NativeRunner, room: Room, config: EngineConfig) -> PagedSlots:
+def _paged(runner: NativeRunner, room: Room, config: EngineConfig, plan: Plan | None) -> PagedSlots:
     """Slots over frames, in what memory there is, but never more than all slots can use."""
     geometry = room.frames.geometry
     most = geometry.frame_bytes * geometry.n_slots * geometry.pages_for(runner.limits.max_seq_len)
@@ -101,7 +101,7 @@ def _paged(runner: NativeRunner, room: Room, config: EngineConfig) -> PagedSlots
         geometry,
         room.frames,
         gpu_memory=Budget(min(room.for_pages, most)),
-        swap_space=Budget(max(config.swap_space - room.memory.host, 0)),
+        swap_space=Budget(_swap(config, plan, room)),
         policy=config.policy,
     )
     settings = PagedSettings(
@@ -113,3 +113,10 @@ def _paged(runner: NativeRunner, room: Room, config: EngineConfig) -> PagedSlots
     if config.debug_kv:
         settings = replace(settings, check=functools.partial(validate, manager))
     return PagedSlots(runner, manager, settings)
+
+
+def _swap(config: EngineConfig, plan: Plan | None, room: Room) -> int:
+    """RAM for pages and snapshots; it is pinned, so where weights are in RAM too it may be less than configured."""
+    if plan is not None and room.on_gpu:
+        return plan.swap
+    return max(config.swap_space - room.memory.host, 0)

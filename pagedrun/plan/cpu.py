@@ -46,6 +46,7 @@ def cpu_plan(shape: ModelShape, machine: MachineFacts, config: EngineConfig) -> 
         missing=missing,
         missing_in="RAM" if missing else "",
         ram_needed=sum(item.ram for item in items),
+        swap=swap,
     )
 
 

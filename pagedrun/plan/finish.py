@@ -54,6 +54,7 @@ def finish(needs: Needs, choice: Choice) -> Plan:
         reckoned=needs.buffers.reckoned,
         from_disk=min(from_disk, weights.ram),
         ram_needed=needs.ram_before_pages(weights, trial),
+        swap=swap,
     )
 
 

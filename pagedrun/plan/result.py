@@ -67,7 +67,8 @@ class Plan:
 
     context: bytes on the device for a context's buffers, states and pages together. reckoned: buffers were reckoned
     and not asked of llama.cpp. from_disk: bytes of weights that RAM has no room for, and that are read again each
-    time. ram_needed: without RAM for pages that had to leave VRAM.
+    time. ram_needed: without RAM for pages that had to leave VRAM; swap: that, as
+    far as it can be pinned beside everything else.
     """
 
     model: str
@@ -87,6 +88,7 @@ class Plan:
     reckoned: bool = True
     from_disk: int = 0
     ram_needed: int = 0
+    swap: int = 0
 
     @property
     def fits(self) -> bool:

@@ -177,7 +177,8 @@ class World:
         length = m.length(c)
         edge = g.full_pages(length)
         need = max(g.pages_for(length + n) - len(pages), 0)
-        need += bool(edge < len(pages) and t.sealed[pages[edge]] and (t.refs[pages[edge]] > 1 or t.device[pages[edge]] < 0))
+        if edge < len(pages) and t.sealed[pages[edge]]:
+            need += bool(t.refs[pages[edge]] > 1 or t.device[pages[edge]] < 0)
         there = t.device[: t.top] >= 0
         copied, pinned = t.host[: t.top] >= 0, t.pins[: t.top] > 0
         host = m.residency.host.obtainable + int((there & copied & pinned).sum())

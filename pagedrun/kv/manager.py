@@ -53,6 +53,19 @@ class PageManager(PageMemory):
         """How many tokens were computed."""
         return self.conversations[conversation].length
 
+    def is_bound(self, conversation: ConversationId) -> bool:
+        """Whether it is in a slot's window, and stays there."""
+        return self.conversations[conversation].bound
+
+    def is_hot(self, conversation: ConversationId) -> bool:
+        """Whether any of its pages is on the device."""
+        return bool((self.table.device[self.conversations[conversation].pages] != NONE).any())
+
+    @property
+    def can_spill(self) -> bool:
+        """Whether a bound conversation can have pages on the host alone."""
+        return self.spilling.possible
+
     @property
     def max_tokens(self) -> int:
         """How long a conversation can be, with the device to itself, and with the host for what spills."""

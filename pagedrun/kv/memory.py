@@ -99,8 +99,8 @@ class PageMemory:
     def shrink(self, n_bytes: int) -> int:
         """Give memory of the device back to the system: pages leave it, idle ones first. Raises FrameError.
 
-        The budget is lowered so that it is not taken again at once. Answers how many bytes were given back: more or
-        less than asked for, as frames go, and as there is room on the host.
+        The budget is lowered by as much. Answers how many bytes were given back: more or less than asked for, as frames
+        go, as there is room on the host, and as there was anything to give.
         """
         device, size = self.residency.device, self.geometry.frame_bytes
         before = device.budget.used
@@ -116,8 +116,7 @@ class PageMemory:
                     lack = -(-(device.budget.used - goal) // size)
                     device.shrink(min(lack, len(device.idle_frames)))
         finally:
-            limit = max(before - n_bytes, device.budget.used)
-            device.budget.limit = min(limit, device.budget.limit)
+            device.budget.limit = max(device.budget.limit - n_bytes, device.budget.used)
         return before - device.budget.used
 
     def grow(self, n_bytes: int) -> int:

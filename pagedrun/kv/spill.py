@@ -98,13 +98,14 @@ class Spill:
         False when that is not enough; some may be cold then all the same. Raises FrameError.
         """
         residency, table = self._residency, self._table
+        if self._stages.frames_for(0):  # the store failed when the reserve had been used
+            self._flush()
+            self._destroy(self._stages.frames_for(0))
         if residency.within_reach() >= n_new:
             return True
         if not self.possible or c.slot is None:
             return False
-        if self._stages.free:  # left by pages that came back
-            self._flush()
-            self._stages.shrink(0)
+        self._take_back_stages()
         mine = c.pages[: self._geometry.full_pages(c.length)]  # the next token is written behind these
         mine = mine[(table.device[mine] != NONE) & (table.pins[mine] == 1)]
         unsaved = int((table.host[mine] == NONE).sum())
@@ -163,8 +164,7 @@ class Spill:
                 break
             # The frames that became free are to pay for more stages, and for the reserve that was used.
             self._flush()
-            device = self._residency.device
-            paid = device.shrink(min(self._stages.frames_for(len(todo)), len(device.idle_frames)))
+            paid = self._destroy(self._stages.frames_for(len(todo)))
             if not n and not paid:
                 break
         if self._geometry.zero_copy:
@@ -187,7 +187,10 @@ class Spill:
         """
         if not self.possible:
             return None
+        self._take_back_stages()
         table = self._table
+        if self._residency.promote(c.pages):
+            return np.full(c.n_pages, NONE, np.int64)
         shared = (table.device[c.pages] != NONE) & (table.pins[c.pages] > 0)  # hot for others, and so for us
         mine = c.pages[~shared]
         sealed = mine[table.index[mine] < self._geometry.full_pages(c.length)]
@@ -221,9 +224,19 @@ class Spill:
         if n and self._stages.frames_for(n):
             self._residency.vacate(self._stages.frames_for(n))
             self._flush()
-            device = self._residency.device
-            device.shrink(min(self._stages.frames_for(n), len(device.idle_frames)))
+            self._destroy(self._stages.frames_for(n))
         return self._stages.provide(n)
+
+    def _take_back_stages(self) -> None:
+        """Destroy the stages that pages left which came back, or whose conversation was let go."""
+        if self._stages.free:
+            self._flush()
+            self._stages.shrink(0)
+
+    def _destroy(self, n: int) -> int:
+        """Destroy up to `n` free frames of the device, after a flush; answers how many."""
+        device = self._residency.device
+        return device.shrink(min(n, len(device.idle_frames)))
 
     # coming back
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pagedrun.config import EngineConfig
 from pagedrun.gguf_file import read_facts
-from pagedrun.plan import MachineFacts, Measured, ModelShape, Plan, Reckoned, make_plan, shape_of
+from pagedrun.plan import MachineFacts, Measured, ModelShape, Plan, Reckoned, Speeds, make_plan, shape_of
 from pagedrun.plan.layers import Weights, forced, with_fewer_layers, without_experts
 from pagedrun.plan.rules import GIB, HOT_TOKENS, MIB, RAM_MARGIN
 from tests.plan_models import machine_with, write_hollow
@@ -256,3 +256,18 @@ def test_speeds_follow_the_machine(big: ModelShape) -> None:
     assert at[1][-1].decode > at[0][-1].decode  # pages in RAM
     assert at[1][0].decode == at[0][0].decode
     assert at[1][0].prefill > at[0][0].prefill  # experts that are copied
+
+
+def test_speeds_are_near_those_that_were_measured(big: ModelShape, dense: ModelShape) -> None:
+    """On an H200 with 16 cores: scripts/results/engine-gpu.md, engine-gpu-6gib.md, paged-35b.md, paged-8b.md."""
+    h200 = replace(machine_with(100, 120), speeds=Speeds(vram=4.0e12, ram=83e9, pcie=55e9, disk=3e9))
+    whole, small, eight = (
+        planned(shape, machine, max_seq_len=32_768).speeds
+        for shape, machine in ((big, h200), (big, replace(h200, vram=6 * GIB)), (dense, h200))
+    )
+    assert [s.decode for s in whole] == pytest.approx([226, 207], rel=0.1)
+    assert [s.prefill for s in whole] == pytest.approx([10_000, 7_678], rel=0.1)
+    assert small[0].decode == pytest.approx(65, rel=0.1)
+    assert small[0].prefill == pytest.approx(4_100, rel=0.15)
+    assert [s.decode for s in eight] == pytest.approx([264, 177], rel=0.1)
+    assert [s.prefill for s in eight] == pytest.approx([10_268, 5_711], rel=0.15)

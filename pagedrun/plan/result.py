@@ -20,8 +20,8 @@ class Settings:
     """What llama.cpp and the pages are opened with.
 
     gpu_layers: as llama.cpp counts, with the output as one more. ram_experts: layers whose routed experts are in RAM.
-    pinned: whether weights in RAM are read into pinned memory; else they are mapped from the file. page_size: tokens, 0
-    for pages of one layer each.
+    pinned: whether weights in RAM are read into pinned memory; else they are mapped from the file. fine_pages: pages of
+    few tokens, with many layers side by side; else of one layer each, as for conversations that spill.
     """
 
     gpu_layers: int

@@ -56,17 +56,20 @@ CPU_BATCH = 512
 LAYER_SECONDS = 100e-6
 #: More for a layer whose experts are computed on the CPU: two ways over PCIe, and threads that wake up.
 RAM_LAYER_SECONDS = 110e-6
-#: A dense layer has a third of the operations of one with experts or a recurrent state.
-DENSE_SHARE = 0.35
+#: A dense layer has fewer operations than one with experts or a recurrent state (an 8B: 3.8 ms, of which reading is 1.5).
+DENSE_SHARE = 0.7
 #: Copies of cold pages run beside everything else, but share the RAM's bandwidth with the experts.
 OVERLAP_LOSS = 0.4
 #: Share of a device's bandwidth that reading weights reaches.
 EFFICIENCY = 0.75
 #: Operations of prefill for each byte a second of VRAM, and the most that was seen (8B on an H200).
 FLOPS_PER_BYTE = 130.0
-MOST_FLOPS = 200e12
+MOST_FLOPS = 157e12
 #: Products with a few experts' rows each reach less than those with whole matrices.
-EXPERT_FLOPS = 0.3
+EXPERT_FLOPS = 0.4
+#: Bytes a second of KV that attention reads in decode at most, times the square root of the KV heads: a fast card has
+#: too little to do side by side (H200: 1.1 TB/s with 2 heads, 2.3 with 8).
+ATTENTION_RATE = 0.8e12
 #: A CPU's prefill, for each core.
 CPU_FLOPS = 40e9
 

@@ -7,6 +7,7 @@ prefill   products and attention on the GPU; experts in RAM are copied to it, on
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from pagedrun.plan import rules
@@ -50,7 +51,9 @@ class Predictor:
         missed = self.from_disk / max(self.weights.ram, 1) * in_ram
         n_layers = len(shape.layers)
         dense = 1.0 if share or shape.kv.recurrent_layers else rules.DENSE_SHARE
-        seconds = (gpu + gpu_kv) / (rules.EFFICIENCY * speeds.vram) + (in_ram + cpu_kv) / speeds.ram
+        reading = rules.EFFICIENCY * speeds.vram
+        attention = min(reading, rules.ATTENTION_RATE * math.sqrt(self._kv_heads))
+        seconds = gpu / reading + gpu_kv / attention + (in_ram + cpu_kv) / speeds.ram
         if self.weights.gpu_layers:
             seconds += rules.LAYER_SECONDS * dense * n_layers + rules.RAM_LAYER_SECONDS * self.weights.ram_layers
         seconds += missed / speeds.disk

@@ -56,7 +56,7 @@ CPU_BATCH = 512
 LAYER_SECONDS = 100e-6
 #: More for a layer whose experts are computed on the CPU: two ways over PCIe, and threads that wake up.
 RAM_LAYER_SECONDS = 110e-6
-#: A dense layer has fewer operations than one with experts or a recurrent state (an 8B: 3.8 ms, of which reading is 1.5).
+#: A dense layer has fewer operations than one with experts or a recurrent state (an 8B: 3.8 ms, 1.5 of them reading).
 DENSE_SHARE = 0.7
 #: Copies of cold pages run beside everything else, but share the RAM's bandwidth with the experts.
 OVERLAP_LOSS = 0.4

@@ -46,7 +46,7 @@ class PageMemory:
         self.snapshots = SnapshotStore(swap_space, self._spare_host)
         self.stages = Stages(geometry, store, device, self.windows, first=n_frames)
         parts = (table, self.residency, self.windows, self.stages)
-        self.spilling = Spill(geometry, spill, parts, self.flush, self.snapshots.spare)
+        self.spilling = Spill(geometry, spill, parts, self._carry_out, self.snapshots.spare)
         self.prefetching = Prefetch(table, self.residency, self.transfers, spill.prefetch, keep_free=spill.batch)
         self.shown: list[Conversation | None] = [None] * geometry.n_slots
         self._opened = 0
@@ -106,13 +106,13 @@ class PageMemory:
         before = device.budget.used
         goal = max(before - n_bytes - device.reserve, 0)  # the first stage is to be paid for then, too
         try:
-            self.flush()
+            self._carry_out()
             self.stages.shrink(0)
             for step in (lambda n: None, self._demote_idle, self._spill_bound):
                 lack = -(-(device.budget.used - goal) // size)
                 if lack > 0:
                     step(lack)
-                    self.flush()
+                    self._carry_out()
                     lack = -(-(device.budget.used - goal) // size)
                     device.shrink(min(lack, len(device.idle_frames)))
         finally:
@@ -144,6 +144,12 @@ class PageMemory:
         return self.prefetching.bring(pages, most, may_evict=not self.windows.n_cold)
 
     # inside
+
+    def _carry_out(self) -> None:
+        """Flush, and wait until the frames that pages left can be destroyed. Raises FrameError."""
+        self.flush()
+        self.transfers.drain()
+        self.poll()
 
     def _demote_idle(self, n: int) -> None:
         residency, table = self.residency, self.table

@@ -97,14 +97,21 @@ class Spill:
 
         False when that is not enough; some may be cold then all the same. Raises FrameError.
         """
-        residency, table = self._residency, self._table
         if self._stages.frames_for(0):  # the store failed when the reserve had been used
             self._flush()
             self._destroy(self._stages.frames_for(0))
-        if residency.within_reach() >= n_new:
+        if self._residency.within_reach() >= n_new:
             return True
         if not self.possible or c.slot is None:
             return False
+        n_direct = -(-n_new * self._geometry.frame_bytes // max(self._geometry.stage_bytes, 1))
+        while not self._spill_some(c, n_new, c.slot, prefill=prefill):
+            if not self._give_stages_up(c.slot, n_direct):
+                return False
+        return True
+
+    def _spill_some(self, c: Conversation, n_new: int, slot: int, *, prefill: bool) -> bool:
+        residency, table = self._residency, self._table
         self._take_back_stages()
         mine = c.pages[: self._geometry.full_pages(c.length)]  # the next token is written behind these
         mine = mine[(table.device[mine] != NONE) & (table.pins[mine] == 1)]
@@ -113,11 +120,21 @@ class Spill:
             self._spare(unsaved * self._geometry.frame_bytes)
         reach, savable = residency.within_reach(), residency.savable(mine)
         if reach < n_new:
-            mix = self._plan(len(mine) + reach, len(mine), n_new, savable, prefill=prefill, slot=c.slot)
+            mix = self._plan(len(mine) + reach, len(mine), n_new, savable, prefill=prefill, slot=slot)
             if mix is None:
                 return False
             self._cool(c, mine[: mix.cold], mix.staged)
         return residency.within_reach() >= n_new
+
+    def _give_stages_up(self, slot: int, n: int) -> bool:
+        """Let up to `n` staged pages be read directly: the last thing that makes room. False when there are none."""
+        stages = self._windows.stage.reshape(-1, self._geometry.n_pages)[slot]
+        pages = np.flatnonzero(stages != NONE)[:n]
+        if not pages.size or not self._geometry.zero_copy:
+            return False
+        frames, _ = self._windows.of(slot)
+        self._windows.show_cold(slot, pages, frames[pages], np.full(len(pages), NONE, np.int64))
+        return True
 
     def give_up(self, c: Conversation, n: int) -> None:
         """Make `n` frames free that a bound conversation has, or as many as can be. Raises FrameError."""
@@ -267,7 +284,8 @@ class Spill:
         least = g.pages_for(self.settings.step_tokens) + 1
         if not self.possible or hot < least:
             return hot
+        if g.zero_copy:  # pages give their stages up in the end
+            return hot + host_frames
         most = max(device.budget.limit - device.reserve, 0)
-        staged = min((most - least * g.frame_bytes) // g.stage_bytes, host_frames) if self._stages_pay else 0
-        direct = host_frames - staged if g.zero_copy else 0
-        return max(hot, (most - staged * g.stage_bytes) // g.frame_bytes + staged + direct)
+        staged = min((most - least * g.frame_bytes) // g.stage_bytes, host_frames)
+        return max(hot, (most - staged * g.stage_bytes) // g.frame_bytes + staged)

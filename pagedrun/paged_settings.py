@@ -1,9 +1,16 @@
-"""How an engine uses pages."""
+"""How an engine uses pages, and how it minds others that need the device's memory."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pagedrun.kv import PageManager
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,3 +31,23 @@ class PagedSettings:
     check: Callable[[], None] = lambda: None
     watch: Callable[[], int] = lambda: 0
     watch_steps: int = 16
+
+
+class Others:
+    """Gives memory of the device to others while they need it."""
+
+    def __init__(self, manager: PageManager, settings: PagedSettings) -> None:
+        self._manager = manager
+        self._settings = settings
+        self._steps = 0
+
+    def mind(self) -> None:
+        """Ask, every so many steps; give back, or take up again. Raises EngineError."""
+        self._steps += 1
+        if self._steps % self._settings.watch_steps:
+            return
+        wanted = self._settings.watch()
+        if wanted > 0:
+            log.info("gave %d bytes of the device back", self._manager.shrink(wanted))
+        elif wanted < 0:
+            self._manager.grow(-wanted)

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from pagedrun.errors import EngineError
-from pagedrun.paged_settings import PagedSettings
+from pagedrun.paged_settings import Others, PagedSettings
 from pagedrun.step import Runner, Slot
 
 if TYPE_CHECKING:
@@ -41,10 +41,7 @@ class Slots(Protocol):
         ...
 
     def resume(self, slot: Slot, common: int) -> int:
-        """Keep the first `common` tokens of what the slot holds, or fewer; returns how many.
-
-        The slot may not be awake then, for want of room: it is as if it were paused.
-        """
+        """Keep the first `common` tokens or fewer; returns how many. Without room the slot is as if it were paused."""
         ...
 
     def awake(self, slot: Slot) -> bool:
@@ -172,7 +169,7 @@ class PagedSlots:
         self._manager = manager
         self._settings = settings
         self._failure: EngineError | None = None
-        self._steps = 0
+        self._others = Others(manager, settings)
         self._of: dict[Slot, ConversationId] = {Slot(i): manager.open() for i in range(runner.limits.max_num_seqs)}
 
     @property
@@ -215,7 +212,7 @@ class PagedSlots:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
-        self._mind_others()
+        self._others.mind()
         self._manager.recall()
         self._manager.flush()
         try:
@@ -293,17 +290,6 @@ class PagedSlots:
                 failure = e
         self._failure = failure
         return None
-
-    def _mind_others(self) -> None:
-        """Give memory of the device to others, or take it back. Raises EngineError."""
-        self._steps += 1
-        if self._steps % self._settings.watch_steps:
-            return
-        wanted = self._settings.watch()
-        if wanted > 0:
-            log.info("gave %d bytes of the device back", self._manager.shrink(wanted))
-        elif wanted < 0:
-            self._manager.grow(-wanted)
 
     def _restore(self, slot: Slot, common: int) -> int:
         snapshot = self._manager.snapshots.best(self._of[slot], common)

@@ -28,7 +28,9 @@ _PREFIX = "PAGEDRUN_"
 
 PAGING = ("auto", "on", "off")
 POLICIES = ("clock", "lru", "lfu", "working-set")
-_SIZES = ("gpu_memory", "swap_space")
+SPILL = ("auto", "staged", "zero-copy", "off")
+PREFETCH = ("hybrid", "sequential", "associative", "off")
+_SIZES = ("gpu_memory", "swap_space", "disk_space")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
@@ -48,8 +50,14 @@ class EngineConfig:
     kv_type: number format of the KV cache; kv_type_k, kv_type_v: of its keys or values alone, where they differ.
     paging: whether the KV cache is paged: "on", "off", or "auto", which is on where the model allows it.
     page_size: tokens in a page, roughly; 0 picks what suits the device.
-    gpu_memory: bytes that pages may take on the device (in RAM, without one); 0 is what is free after the weights.
+    gpu_memory: bytes of VRAM that pagedrun may use, weights included; 0 is what is free, less 512 MiB for the desktop.
+        Without a GPU: bytes of RAM that buffers and pages may take; 0 is half of what is free after the weights.
     swap_space: bytes of RAM for pages that had to leave the device, and for snapshots of recurrent states.
+    disk_space: bytes of a file for idle pages that RAM has no room for; 0: no file.
+    spill: how pages in RAM are read while their conversation goes on: "staged" (copied ahead of each layer),
+        "zero-copy" (read where they are), "auto" (what is faster here), or "off" (all of it has to be on the device).
+    prefetch_mode: which pages are brought back before they are asked for: "sequential", "associative", "hybrid" or
+        "off".
     policy: which idle pages leave first: clock, lru, lfu, working-set.
     snapshot_interval: tokens of a long prompt between snapshots, for models with recurrent layers.
     debug_kv: check all that is known of pages before and after every step; slow.
@@ -68,6 +76,9 @@ class EngineConfig:
     page_size: int = 0
     gpu_memory: int = 0
     swap_space: int = 4 << 30
+    disk_space: int = 0
+    spill: str = "auto"
+    prefetch_mode: str = "hybrid"
     policy: str = "clock"
     snapshot_interval: int = 2048
     debug_kv: bool = False
@@ -87,7 +98,7 @@ class EngineConfig:
             if getattr(self, name) > most:
                 raise UsageError(f"{name} must be {most} or less, not {getattr(self, name)}")
         _at_least(self, "gpu_layers", -1)
-        for name in ("page_size", "gpu_memory", "swap_space"):
+        for name in ("page_size", *_SIZES):
             _at_least(self, name, 0)
         _at_least(self, "snapshot_interval", 1)
         for name, known in (
@@ -96,6 +107,8 @@ class EngineConfig:
             ("kv_type_v", ("", *KV_TYPES)),
             ("paging", PAGING),
             ("policy", POLICIES),
+            ("spill", SPILL),
+            ("prefetch_mode", PREFETCH),
         ):
             if getattr(self, name) not in known:
                 listed = ", ".join(k for k in known if k)

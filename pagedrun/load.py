@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,19 @@ from pagedrun import machine
 from pagedrun.chat import ChatTemplates
 from pagedrun.config import EngineConfig
 from pagedrun.engine import Engine
-from pagedrun.errors import ModelError
-from pagedrun.gguf_file import KvFacts, read_facts, why_no_text
+from pagedrun.errors import ModelError, NotEnoughMemoryError
+from pagedrun.gguf_file import KvFacts, ModelFacts, read_facts, why_no_text
 from pagedrun.kv import Budget, PageManager, validate
-from pagedrun.memory import check_weights
+from pagedrun.memory import check_seq_len, check_weights
 from pagedrun.native.door import Door
-from pagedrun.native.library import load
+from pagedrun.native.library import Library, load
 from pagedrun.native.model import NativeModel, OnBytes
 from pagedrun.native.paging import Room
 from pagedrun.native.placement import Placement
 from pagedrun.native.runner import NativeRunner
 from pagedrun.opening import Opening
+from pagedrun.plan import Plan, shape_of, text
+from pagedrun.planning import machine_facts, plan_model
 from pagedrun.service import Service
 from pagedrun.slots import PagedSettings, PagedSlots
 
@@ -54,12 +56,14 @@ def load_service(
     library.log.verbose = verbose
     gpus = machine.gpus() if config.gpu_layers != 0 and library.llama.llama_supports_gpu_offload() else []
     free = machine.free_memory(gpus)
-    check_weights(path.name, facts.file_size, free)
+    plan = _plan(facts, config, gpus, library)
+    if plan is None:
+        check_weights(path.name, facts.file_size, free)
     door = Door(library.common)
-    placement = Placement(library.llama, door, path, config)
+    placement = Placement(library.llama, door, path, config, plan=plan, free_vram=free.vram)
     model = NativeModel(library, path, placement.model_params, on_progress)
     try:
-        info = model.info(gpus[0].name if gpus else "CPU")
+        info = model.info(gpus[0].name if placement.on_gpu and gpus else "CPU")
         templates = ChatTemplates(door, model.pointer, chat_template)
         opened = Opening(model, info, facts.kv or KvFacts(), placement, config, free).open()
     except BaseException:
@@ -68,12 +72,28 @@ def load_service(
     room = opened.room
     frames = None if room is None else room.frames
     runner = NativeRunner(model, opened.context, door, opened.limits, can_rewind=info.can_rewind, frames=frames)
-    slots = None if room is None else _paged(runner, room, config)
+    slots = None if room is None else _paged(runner, room, config, plan)
     engine = Engine(runner, slots, prefill_chunk=config.prefill_chunk)
     return Service(engine, info, templates, sampling_defaults=sampling_defaults)
 
 
-def _paged(runner: NativeRunner, room: Room, config: EngineConfig) -> PagedSlots:
+def _plan(facts: ModelFacts, config: EngineConfig, gpus: Sequence[machine.Gpu], library: Library) -> Plan | None:
+    """What goes where; None where llama.cpp decides: without a GPU, with several, and for architectures not known.
+
+    Raises UsageError for a context that the model has not, NotEnoughMemoryError for a plan that does not fit.
+    """
+    if len(gpus) != 1 or not shape_of(facts).known:
+        return None
+    check_seq_len(facts.name, config.max_seq_len, facts.context or config.max_seq_len)
+    found = machine_facts(facts.parts[0], config, gpus)
+    plan = plan_model(facts, config, found, library).plan
+    if not plan.fits:
+        message, hint = text.refusal(plan)
+        raise NotEnoughMemoryError(f"{facts.name}: {message}", hint=hint)
+    return plan
+
+
+def _paged(runner: NativeRunner, room: Room, config: EngineConfig, plan: Plan | None) -> PagedSlots:
     """Slots over frames, in what memory there is, but never more than all slots can use."""
     geometry = room.frames.geometry
     most = geometry.frame_bytes * geometry.n_slots * geometry.pages_for(runner.limits.max_seq_len)
@@ -81,7 +101,7 @@ def _paged(runner: NativeRunner, room: Room, config: EngineConfig) -> PagedSlots
         geometry,
         room.frames,
         gpu_memory=Budget(min(room.for_pages, most)),
-        swap_space=Budget(max(config.swap_space - room.memory.host, 0)),
+        swap_space=Budget(_swap(config, plan, room)),
         policy=config.policy,
     )
     settings = PagedSettings(
@@ -93,3 +113,10 @@ def _paged(runner: NativeRunner, room: Room, config: EngineConfig) -> PagedSlots
     if config.debug_kv:
         settings = replace(settings, check=functools.partial(validate, manager))
     return PagedSlots(runner, manager, settings)
+
+
+def _swap(config: EngineConfig, plan: Plan | None, room: Room) -> int:
+    """RAM for pages and snapshots; it is pinned, so where weights are in RAM too it may be less than configured."""
+    if plan is not None and room.on_gpu:
+        return plan.swap
+    return max(config.swap_space - room.memory.host, 0)

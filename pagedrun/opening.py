@@ -1,9 +1,9 @@
 """A context for a loaded model: how long a conversation can be, whether the KV cache is paged, what memory pages get.
 
-    gpu_memory   | buffers of the context | recurrent states | pages ...              |     on the device
+    gpu_memory   | CUDA | weights | buffers of the context | recurrent states | pages ... |     on the device
     swap_space   | what llama.cpp notes of each row | pages that had to leave | snapshots |     in RAM
 
-Without a GPU both are RAM, and everything but the last two is paid from gpu_memory.
+Without a GPU both are RAM: weights are beside gpu_memory then, and everything but the last two is paid from it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from pagedrun import machine
 from pagedrun.config import EngineConfig
 from pagedrun.errors import NotEnoughMemoryError, UsageError
 from pagedrun.gguf_file import KvFacts
-from pagedrun.memory import FreeMemory, check_context, default_seq_len
+from pagedrun.memory import FreeMemory, check_context, check_seq_len, default_seq_len
 from pagedrun.model import ModelInfo
 from pagedrun.native.context import NativeContext
 from pagedrun.native.frames import PagesDoor
 from pagedrun.native.model import NativeModel
 from pagedrun.native.paging import Room, attempt_in, choose_layout, open_within
-from pagedrun.native.placement import VRAM_MARGIN, Placement
+from pagedrun.native.placement import Placement
+from pagedrun.plan import rules
 from pagedrun.step import RunnerLimits
 from pagedrun.units import size
 
@@ -68,15 +69,17 @@ class Opening:
         granularity = door.granularity_of("CUDA0" if on_gpu else None)
         if not granularity or not self.kv.full_layers:
             return None
-        budget = self.config.gpu_memory or self._default_budget()
+        budget = self._budget()
         limits = self._limits(self._seq_len(1, 2 * budget))
         token_bytes = sum(self.kv.bytes_per_token(kind) / 2 for kind in self.config.kv_types)
         all_pages = min(budget, limits.max_num_seqs * limits.max_seq_len * token_bytes)
-        layout = choose_layout(
-            self.config.page_size, self.kv, token_bytes, granularity, on_gpu=on_gpu, all_pages=all_pages
-        )
+        page_size = self._page_size(granularity, token_bytes)
+        layout = choose_layout(page_size, self.kv, token_bytes, granularity, on_gpu=on_gpu, all_pages=all_pages)
         attempt = attempt_in(self.model, self.placement.context_params, door, layout, on_gpu=on_gpu)
-        room = open_within(budget, limits.max_seq_len, token_bytes, attempt=attempt)
+        if self._spills:  # pages that are not on the device are read too, so buffers are for the whole window
+            room = attempt(budget, limits.max_seq_len)
+        else:
+            room = open_within(budget, limits.max_seq_len, token_bytes, attempt=attempt)
         if room is None:
             return None
         if room.for_pages < room.frames.geometry.frame_bytes:
@@ -89,15 +92,32 @@ class Opening:
         return Opened(room.context, limits, room)
 
     @property
+    def _spills(self) -> bool:
+        """Whether the plan has conversations that become longer than what is on the device."""
+        plan = self.placement.plan
+        return plan is not None and self.placement.on_gpu and plan.kv.spills and self.config.spill != "off"
+
+    @property
     def _left(self) -> int:
         return self.free.total - self.info.size_bytes
 
-    def _default_budget(self) -> int:
-        """What is free on the GPUs now that the weights are there; of RAM alone, half."""
+    def _budget(self) -> int:
+        """Bytes that the context may take on the device, beside weights and CUDA itself."""
         if not self.placement.on_gpu:
-            return max(self._left // 2, 0)
+            return self.config.gpu_memory or max(self._left // 2, 0)
         gpus = machine.gpus()
-        return max(machine.free_memory(gpus).vram - VRAM_MARGIN * len(gpus), 0)
+        now = machine.free_memory(gpus).vram
+        taken = max(self.free.vram - now, 0)
+        allowed = self.config.gpu_memory or self.free.vram - rules.VRAM_MARGIN * len(gpus)
+        left = min(allowed, self.free.vram) - taken - rules.CUDA_LATER
+        plan = self.placement.plan
+        return max(left if plan is None else min(left, plan.context), 0)
+
+    def _page_size(self, granularity: int, token_bytes: float) -> int:
+        """Tokens in a page: as asked for, or of one layer each where a plan says that pages will be read from RAM."""
+        if self.config.page_size or not self._spills:
+            return self.config.page_size
+        return max(round(granularity * self.kv.full_layers / token_bytes), 1)
 
     def _kv_bytes(self, n_tokens: int, n_seqs: int) -> int:
         batch = int(self.placement.context_params.n_ubatch)
@@ -106,11 +126,9 @@ class Opening:
     def _seq_len(self, n_seqs: int, left: int) -> int:
         """Tokens of a conversation: as asked for, or so many that `n_seqs` take half of what is left."""
         asked, most = self.config.max_seq_len, self.info.n_ctx_train
-        if asked > most:
-            raise UsageError(
-                f"{self.info.name} was trained for {most:,} tokens, and max_seq_len is {asked:,}",
-                hint=f"use --max-seq-len {most} or less",
-            )
+        check_seq_len(self.info.name, asked, most)
+        if self.placement.plan is not None and self.placement.on_gpu:
+            return self.placement.plan.settings.max_seq_len
         return (
             asked or self.placement.fitted_seq_len or default_seq_len(most, lambda n: self._kv_bytes(n, n_seqs), left)
         )

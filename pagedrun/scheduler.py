@@ -7,7 +7,9 @@ for a sequence that is generating, a chunk for one whose prompt is still being r
 
 A slot is a llama.cpp sequence. What a finished sequence computed stays in its slot, and the next sequence that begins
 with the same tokens continues from it. Where memory runs short, what rests in free slots goes first; then the sequence
-that came last pauses until others are done; if its pages have nowhere to go, they are computed again then.
+that came last pauses until others are done; if its pages have nowhere to go, they are computed again then. Who is alone
+and still does not fit spills: some of its pages are read from the host at every step. That comes last, because it
+slows down every step of everybody who is awake, and pausing costs each page two copies, once.
 """
 
 from __future__ import annotations
@@ -97,6 +99,8 @@ class Scheduler:
         sequence.computed = sequence.cached = self._slots.resume(slot, min(common, sequence.n_prompt - 1))
         sequence.slot = slot
         self.running[slot] = sequence
+        if not self._slots.awake(slot):
+            self.paused.add(slot)
         return sequence
 
     def plan(self) -> StepPlan | None:
@@ -107,6 +111,8 @@ class Scheduler:
         flowing.
         """
         self._wake()
+        if self.paused:
+            self._slots.expect(min(self.paused, key=lambda s: self.running[s].id))
         share = {slot: n for slot, n in self._shares().items() if self._make_room(slot, n)}
         chunks = tuple(
             _chunk(slot, self.running[slot], share[slot])
@@ -155,7 +161,9 @@ class Scheduler:
                 youngest = max(awake, key=lambda s: self.running[s].id)
                 self._slots.pause(youngest)
                 self.paused.add(youngest)
-            elif not self._forget_paused(slot):
+            elif self._slots.room(slot, n_tokens, spill=True):
+                return True
+            elif not (self._drop_resting(all_of_it=True) or self._forget_paused(slot)):
                 self.exhausted.append(sequence)
                 return False
         return False
@@ -167,7 +175,11 @@ class Scheduler:
             while not self._take_up(slot, whole=not alone):
                 if not alone:
                     return
-                if not (self._drop_resting() or self._forget_paused(slot)):
+                if self._drop_resting():
+                    continue
+                if self._slots.wake(slot, spill=True):
+                    break
+                if not (self._drop_resting(all_of_it=True) or self._forget_paused(slot)):
                     self.exhausted.append(self.running[slot])
                     return
             self.paused.remove(slot)
@@ -181,9 +193,13 @@ class Scheduler:
             return False
         return True
 
-    def _drop_resting(self) -> bool:
-        """Forget what was cached in a free slot, the oldest first; False when there is none."""
-        resting = next((slot for slot, tokens in self._free.items() if tokens), None)
+    def _drop_resting(self, *, all_of_it: bool = False) -> bool:
+        """Forget what was cached in a free slot, the oldest first; False when there is none.
+
+        all_of_it: also what is only in the way of pages that spill.
+        """
+        cached = (slot for slot, tokens in self._free.items() if tokens)
+        resting = next((slot for slot in cached if all_of_it or self._slots.in_the_way(slot)), None)
         if resting is None:
             return False
         self._slots.drop(resting)

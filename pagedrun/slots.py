@@ -1,7 +1,9 @@
 """What the slots hold between and during requests: the scheduler's view of KV memory, paged or not.
 
     resume     a request takes over a slot, with as much of what is there as it can use
-    room       before a step: space for tokens
+    room       before a step: space for tokens; with spill, what does not fit is read from the host at every step
+    awake      whether a slot's tokens can be computed now
+    expect     a paused request is going to be next: its pages may come ahead of it
     ready      before a step: everything is where it must be
     computed   after a step
     pause      a running request gives its place in memory up for a while; nothing is computed again
@@ -15,14 +17,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from pagedrun.errors import EngineError
+from pagedrun.paged_settings import Others, PagedSettings
 from pagedrun.step import Runner, Slot
 
 if TYPE_CHECKING:
     from pagedrun.kv import ConversationId, KvStats, PageManager
+
+__all__ = ["PagedSettings", "PagedSlots", "PlainSlots", "Slots"]
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +41,15 @@ class Slots(Protocol):
         ...
 
     def resume(self, slot: Slot, common: int) -> int:
-        """Keep the first `common` tokens of what the slot holds, or fewer; returns how many."""
+        """Keep the first `common` tokens or fewer; returns how many. Without room the slot is as if it were paused."""
         ...
 
-    def room(self, slot: Slot, n_tokens: int) -> bool:
-        """Make room for that many tokens more."""
+    def awake(self, slot: Slot) -> bool:
+        """Whether the slot is not paused."""
+        ...
+
+    def room(self, slot: Slot, n_tokens: int, *, spill: bool = False) -> bool:
+        """Make room for that many tokens more. spill: at the price of slower steps."""
         ...
 
     def ready(self) -> None:
@@ -63,8 +72,12 @@ class Slots(Protocol):
         """Others may have the memory. `wake` brings everything back."""
         ...
 
-    def wake(self, slot: Slot) -> bool:
-        """Take a paused slot up again; False while there is no room."""
+    def wake(self, slot: Slot, *, spill: bool = False) -> bool:
+        """Take a paused slot up again; False while there is no room. spill: at the price of slower steps."""
+        ...
+
+    def expect(self, slot: Slot) -> None:
+        """A paused slot is the next one to be taken up."""
         ...
 
     def rest(self, slot: Slot, *, keep: bool) -> None:
@@ -73,6 +86,10 @@ class Slots(Protocol):
 
     def drop(self, slot: Slot) -> None:
         """Forget what rests in a slot."""
+        ...
+
+    def in_the_way(self, slot: Slot) -> bool:
+        """Whether others have more room as soon as what rests in a slot is dropped."""
         ...
 
     def stats(self) -> KvStats | None:
@@ -95,7 +112,11 @@ class PlainSlots:
         """As far back as the model can go."""
         return self._runner.trim(slot, common)
 
-    def room(self, slot: Slot, n_tokens: int) -> bool:
+    def awake(self, slot: Slot) -> bool:
+        """Always."""
+        return True
+
+    def room(self, slot: Slot, n_tokens: int, *, spill: bool = False) -> bool:
         """There always is."""
         return True
 
@@ -115,9 +136,12 @@ class PlainSlots:
     def pause(self, slot: Slot) -> None:
         """Never needed."""
 
-    def wake(self, slot: Slot) -> bool:
+    def wake(self, slot: Slot, *, spill: bool = False) -> bool:
         """Never asleep."""
         return True
+
+    def expect(self, slot: Slot) -> None:
+        """Never."""
 
     def rest(self, slot: Slot, *, keep: bool) -> None:
         """What is not kept is forgotten at once."""
@@ -128,26 +152,13 @@ class PlainSlots:
         """Forget it."""
         self._runner.trim(slot, 0)
 
+    def in_the_way(self, slot: Slot) -> bool:
+        """Never asked."""
+        return True
+
     def stats(self) -> KvStats | None:
         """None."""
         return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PagedSettings:
-    """How pages are used.
-
-    snapshot_interval: tokens of a prompt between snapshots, for models that cannot go back. max_tokens: what buffers
-    outside the pages allow a conversation to have; buffer_bytes: what these take. write_back: full pages that are
-    copied to the host during a step, in the background, so that they can leave without waiting. check: called before
-    and after every step.
-    """
-
-    snapshot_interval: int
-    max_tokens: int
-    buffer_bytes: int = 0
-    write_back: int = 4
-    check: Callable[[], None] = lambda: None
 
 
 class PagedSlots:
@@ -157,6 +168,8 @@ class PagedSlots:
         self._runner = runner
         self._manager = manager
         self._settings = settings
+        self._failure: EngineError | None = None
+        self._others = Others(manager, settings)
         self._of: dict[Slot, ConversationId] = {Slot(i): manager.open() for i in range(runner.limits.max_num_seqs)}
 
     @property
@@ -171,19 +184,36 @@ class PagedSlots:
         if kept < common:
             kept = self._restore(slot, common)
         self._manager.truncate(conversation, kept)
-        if self._manager.bind(conversation, slot):
-            return kept
+        if self._manager.bind(conversation, slot) or self._manager.can_spill:
+            return kept  # and if it is not bound, it waits: reading it is worth more than its place in the line
         self._runner.trim(slot, 0)  # its pages are on the host, and there is no room to bring them back
         self._manager.truncate(conversation, 0)
         self._manager.bind(conversation, slot)
         return 0
 
-    def room(self, slot: Slot, n_tokens: int) -> bool:
-        """Frames for the tokens, which others' idle pages may have to leave."""
-        return self._manager.append(self._of[slot], n_tokens)
+    def awake(self, slot: Slot) -> bool:
+        """Whether its conversation is bound."""
+        return self._manager.is_bound(self._of[slot])
+
+    def room(self, slot: Slot, n_tokens: int, *, spill: bool = False) -> bool:
+        """Frames for the tokens, which others' idle pages may have to leave; with spill, its own oldest ones too."""
+        conversation = self._of[slot]
+        if self._manager.append(conversation, n_tokens):
+            return True
+        if not spill or not self._manager.can_spill:
+            return False
+        spilled = self._twice(lambda: self._manager.spill(conversation, n_tokens))
+        if spilled is None:
+            return True  # `ready` says what went wrong; it was not for want of room
+        return spilled and self._manager.append(conversation, n_tokens)
 
     def ready(self) -> None:
         """Carry out what was decided since the last step; meanwhile full pages are saved to the host."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        self._others.mind()
+        self._manager.recall()
         self._manager.flush()
         try:
             self._manager.write_back(self._settings.write_back)
@@ -214,9 +244,22 @@ class PagedSlots:
         """Its pages may go to the host."""
         self._manager.unbind(slot)
 
-    def wake(self, slot: Slot) -> bool:
-        """Bring them back."""
-        return self._manager.bind(self._of[slot], slot)
+    def wake(self, slot: Slot, *, spill: bool = False) -> bool:
+        """Bring them back; with spill, as many as there is room for."""
+        conversation = self._of[slot]
+        if self._manager.bind(conversation, slot):
+            return True
+        if not spill or not self._manager.can_spill:
+            return False
+        bound = self._twice(lambda: self._manager.bind(conversation, slot, spill=True))
+        self._failure = None  # there is no step of its own that could say it
+        return bool(bound)
+
+    def expect(self, slot: Slot) -> None:
+        """Bring pages of its conversation to frames that nobody needs."""
+        conversation = self._of[slot]
+        if not self._manager.is_bound(conversation):
+            self._manager.prefetch(self._manager.pages(conversation))
 
     def rest(self, slot: Slot, *, keep: bool) -> None:
         """The pages stay until somebody needs the room."""
@@ -229,9 +272,24 @@ class PagedSlots:
         self._runner.trim(slot, 0)
         self._manager.truncate(self._of[slot], 0)
 
+    def in_the_way(self, slot: Slot) -> bool:
+        """Whether it has frames of the device; where nothing can spill, all that is kept counts."""
+        return not self._manager.can_spill or self._manager.is_hot(self._of[slot])
+
     def stats(self) -> KvStats | None:
         """As the manager counts them, with the buffers."""
         return replace(self._manager.stats(), buffer_bytes=self._settings.buffer_bytes)
+
+    def _twice(self, operation: Callable[[], bool]) -> bool | None:
+        """What an operation answers, tried again when the store fails; None: it failed again, which `ready` raises."""
+        for _ in range(2):
+            try:
+                return operation()
+            except EngineError as e:
+                log.warning("pages could not be spilled: %s", e)
+                failure = e
+        self._failure = failure
+        return None
 
     def _restore(self, slot: Slot, common: int) -> int:
         snapshot = self._manager.snapshots.best(self._of[slot], common)

@@ -31,7 +31,8 @@ import bench
 from pagedrun import hub
 from pagedrun.config import EngineConfig
 from pagedrun.load import load_service
-from pagedrun.native.placement import VRAM_MARGIN, physical_cores
+from pagedrun.native.placement import physical_cores
+from pagedrun.plan.rules import VRAM_MARGIN
 from pagedrun.request import Finished, GenerationRequest
 from pagedrun.runtime.store import find_runtime
 from pagedrun.sampling import SamplingParams

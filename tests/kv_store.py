@@ -22,9 +22,27 @@ GEOMETRIES = {
     "rows are longer than pages": PageGeometry(page_bytes=8, row_bytes=12, n_stripes=3, n_pages=9, n_slots=2),
 }
 
+
+def with_stages(n_stripes: int, *, zero_copy: bool = True, **sizes: int) -> PageGeometry:
+    """A store whose layers read a stripe each, through areas of a stage that they take turns in."""
+    sizes = {"page_bytes": 24, "row_bytes": 10, "n_pages": 12, "n_slots": 3} | sizes
+    n_areas = 2 + n_stripes % 2 if n_stripes > 1 else 1
+    stage_bytes = n_areas * sizes["page_bytes"]
+    return PageGeometry(**sizes, n_stripes=n_stripes, stage_bytes=stage_bytes, zero_copy=zero_copy)
+
+
+SPILLING = {
+    "half a frame": with_stages(4),
+    "an odd number of layers": with_stages(5, page_bytes=32, row_bytes=8),
+    "a small part, and nothing else": with_stages(8, zero_copy=False, n_pages=10),
+    "nothing else": with_stages(4, zero_copy=False, page_bytes=8, row_bytes=12),
+    "stages that do not pay": with_stages(2),
+    "no stages": GEOMETRY,
+}
+
 FOUR = GEOMETRIES["rows end with pages"]  # four tokens to a page
 
-_COLUMNS = {Op.DESTROY: 1, Op.ZERO: 1, Op.MAP: 3, Op.MAP_SHARED: 3}  # of the others: 2
+_COLUMNS = {Op.DESTROY: 1, Op.ZERO: 1, Op.MAP: 3, Op.MAP_SHARED: 3, Op.MAP_STAGED: 3}  # of the others: 2
 
 
 class FakeStore:
@@ -35,6 +53,7 @@ class FakeStore:
         self.frames: dict[int, np.ndarray] = {}
         self.tiers: dict[int, Tier] = {}
         self.windows: dict[tuple[int, int], tuple[int, bool]] = {}
+        self.stages: dict[tuple[int, int], int] = {}  # of those of windows that are read through one
         self.log: list[list[tuple[int, ...]]] = []
         self.waits = 0
         self.broken = False  # by a rule that was broken: nothing can be said of what follows
@@ -75,16 +94,40 @@ class FakeStore:
     # what a step does
 
     def read(self, slot: int, n_pages: int) -> np.ndarray:
-        """The first pages of a slot's window, shape (n_stripes, bytes)."""
-        size = self.geometry.page_bytes
-        seen = np.zeros((self.geometry.n_stripes, n_pages * size), np.uint8)
-        for page in range(n_pages):
-            if (slot, page) in self.windows:
-                frame, _ = self.windows[slot, page]
-                assert not self._writing[frame], f"frame {frame} is read while it is written"
-                assert self.tiers[frame] == Tier.DEVICE
-                seen[:, page * size : (page + 1) * size] = self.frames[frame]
+        """The first pages of a slot's window, shape (n_stripes, bytes).
+
+        As layers do it, a stripe each: what is staged of the first one is copied first, and then always that of the
+        next one, before this one reads its own. A stage has two areas for that, and a third for the last odd layer.
+        """
+        size, n_layers = self.geometry.page_bytes, self.geometry.n_stripes
+        seen = np.zeros((n_layers, n_pages * size), np.uint8)
+        shown = [page for page in range(n_pages) if (slot, page) in self.windows]
+        for page in shown:
+            frame, _ = self.windows[slot, page]
+            assert not self._writing[frame], f"frame {frame} is read while it is written"
+            host_too = self.geometry.zero_copy or (slot, page) in self.stages
+            assert self.tiers[frame] == Tier.DEVICE or host_too, "a frame of the host cannot be read directly"
+        self._copy_staged(slot, shown, 0)
+        for layer in range(n_layers):
+            self._copy_staged(slot, shown, layer + 1)
+            for page in shown:
+                stage = self.stages.get((slot, page))
+                frame = self.windows[slot, page][0]
+                source = self.frames[frame][layer] if stage is None else self.frames[stage][self._area(layer)]
+                seen[layer, page * size : (page + 1) * size] = source
+        for stage in {self.stages[slot, page] for page in shown if (slot, page) in self.stages}:
+            self.frames[stage][:] = GARBAGE
         return seen
+
+    def _area(self, layer: int) -> int:
+        n_layers = self.geometry.n_stripes
+        return 2 if layer == n_layers - 1 and n_layers % 2 and n_layers > 1 else layer % 2
+
+    def _copy_staged(self, slot: int, pages: list[int], layer: int) -> None:
+        if layer < self.geometry.n_stripes:
+            for page in pages:
+                if stage := self.stages.get((slot, page)):
+                    self.frames[stage][self._area(layer)] = self.frames[self.windows[slot, page][0]][layer]
 
     def write(self, slot: int, start: int, data: np.ndarray) -> None:
         """Write bytes from `start` on, data of shape (n_stripes, bytes)."""
@@ -121,21 +164,30 @@ class FakeStore:
 
     def _create(self, frame: int, tier: int, _: int) -> None:
         assert frame >= 0 and frame not in self.frames
-        self.frames[frame] = np.zeros((self.geometry.n_stripes, self.geometry.page_bytes), np.uint8)
         self.tiers[frame] = Tier(tier)
+        if tier == Tier.STAGE:
+            assert self.geometry.stage_bytes, "there are no stages"
+            n_areas = self.geometry.stage_bytes // self.geometry.page_bytes
+            self.frames[frame] = np.full((n_areas, self.geometry.page_bytes), GARBAGE, np.uint8)
+            return
+        self.frames[frame] = np.zeros((self.geometry.n_stripes, self.geometry.page_bytes), np.uint8)
         self._ask(Op.CREATE, frame)
 
     def _destroy(self, frame: int, _: int, __: int) -> None:
         self._must_be_idle(frame)
         assert frame not in {f for f, _ in self.windows.values()}, f"frame {frame} is mapped"
+        assert frame not in self.stages.values(), f"stage {frame} is used"
         if frame in self._created:
             self.wait(self._asked)
         del self.frames[frame], self.tiers[frame]
 
     def _map(self, slot: int, page: int, frame: int, writable: bool = True) -> None:
         assert 0 <= slot < self.geometry.n_slots and 0 <= page < self.geometry.n_pages and frame in self.frames
+        tier = self.tiers[frame]
+        assert tier == Tier.DEVICE or (tier == Tier.HOST and self.geometry.zero_copy and not writable)
         before = self.windows.get((slot, page))
-        assert before != (frame, writable), "nothing changes"
+        assert before != (frame, writable) or (slot, page) in self.stages, "nothing changes"
+        self.stages.pop((slot, page), None)
         if before:
             self._must_be_idle(before[0])
         self.windows[slot, page] = (frame, writable)
@@ -145,7 +197,16 @@ class FakeStore:
     def _map_shared(self, slot: int, page: int, frame: int) -> None:
         self._map(slot, page, frame, False)
 
+    def _map_staged(self, cell: int, frame: int, stage: int) -> None:
+        slot, page = divmod(cell, self.geometry.n_pages)
+        assert self.tiers[frame] == Tier.HOST and self.tiers[stage] == Tier.STAGE
+        assert stage not in self.stages.values(), f"stage {stage} is used twice"
+        if before := self.windows.get((slot, page)):
+            self._must_be_idle(before[0])
+        self.windows[slot, page], self.stages[slot, page] = (frame, False), stage
+
     def _unmap(self, slot: int, page: int, _: int) -> None:
+        self.stages.pop((slot, page), None)
         if (slot, page) in self.windows:
             self._must_be_idle(self.windows.pop((slot, page))[0])
         else:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pagedrun.kv import Budget, FrameError, PageGeometry, PageManager, Tier, validate
+from pagedrun.kv import Budget, FrameError, PageGeometry, PageManager, SpillSettings, Tier, validate
 from pagedrun.kv.ids import ConversationId
 from tests.kv_store import FOUR, GARBAGE, GEOMETRY, FakeStore
 
@@ -34,11 +34,14 @@ class World:
         policy: str = "clock",
         seed: int | None = None,
         store: FakeStore | None = None,
+        spill: SpillSettings | None = None,
     ) -> None:
         self.geometry = geometry
         self.store = store or FakeStore(geometry, seed=seed)
         self.device, self.host = (Budget(n * geometry.frame_bytes) for n in (device, host))
-        self.manager = PageManager(geometry, self.store, gpu_memory=self.device, swap_space=self.host, policy=policy)
+        self.manager = PageManager(
+            geometry, self.store, gpu_memory=self.device, swap_space=self.host, policy=policy, spill=spill
+        )
         self.known: dict[ConversationId, Reference] = {}
         self._next_token = 0
 
@@ -49,8 +52,14 @@ class World:
         self.known[c] = Reference()
         return c
 
-    def bind(self, c: ConversationId, slot: int) -> bool:
+    def bind(self, c: ConversationId, slot: int, *, spill: bool = False) -> bool:
         bound = self.unchanged_if_false(lambda: self.manager.bind(c, slot))
+        if not bound and spill:
+            try:
+                bound = self.manager.bind(c, slot, spill=True)
+            except FrameError:
+                assert self.store.fail_ops
+                bound = False
         if bound:
             self.known[c].slot = slot
         return bound
@@ -64,6 +73,20 @@ class World:
         appended = self.unchanged_if_false(lambda: self.manager.append(c, n))
         assert appended == enough or self.store.fail_creates
         return appended
+
+    def spill(self, c: ConversationId, n: int) -> bool:
+        """Append, for which pages may become cold."""
+        if self.append(c, n):
+            return True
+        try:
+            spilled = self.manager.spill(c, n)
+        except FrameError:
+            assert self.store.fail_ops
+            spilled = False
+        self.validate()
+        if spilled:
+            assert self.append(c, n) or self.store.fail_creates
+        return spilled and bool(self.manager.append(c, n))
 
     def step(self) -> None:
         """Flush, again where the store failed, and look at all that a step could read."""
@@ -137,11 +160,15 @@ class World:
         """The manager agrees with itself, with the reference and with the store."""
         validate(self.manager)
         assert {c: self.manager.length(c) for c in self.known} == {c: len(r.tokens) for c, r in self.known.items()}
+        taken = self.store.count(Tier.STAGE) * self.geometry.stage_bytes
         for tier, budget in ((Tier.DEVICE, self.device), (Tier.HOST, self.host)):
-            assert self.store.count(tier) * self.geometry.frame_bytes <= budget.used <= budget.limit
+            assert taken + self.store.count(tier) * self.geometry.frame_bytes <= budget.used <= budget.limit
+            taken = 0
         there = self.manager.windows.there.reshape(-1, self.geometry.n_pages)
         known = {(int(s), int(p)): int(there[s, p]) for s, p in np.argwhere(there >= 0)}
         assert known == {cell: frame for cell, (frame, _) in self.store.windows.items() if there[cell] != -2}
+        for (slot, page), stage in self.store.stages.items():
+            assert there[slot, page] == -2 or self.manager.windows.stage_there(slot, page) == stage
 
     def has_room(self, c: ConversationId, n: int) -> bool:
         """Whether append should succeed, by counting."""
@@ -150,7 +177,8 @@ class World:
         length = m.length(c)
         edge = g.full_pages(length)
         need = max(g.pages_for(length + n) - len(pages), 0)
-        need += bool(edge < len(pages) and t.sealed[pages[edge]] and t.refs[pages[edge]] > 1)
+        if edge < len(pages) and t.sealed[pages[edge]]:
+            need += bool(t.refs[pages[edge]] > 1 or t.device[pages[edge]] < 0)
         there = t.device[: t.top] >= 0
         copied, pinned = t.host[: t.top] >= 0, t.pins[: t.top] > 0
         host = m.residency.host.obtainable + int((there & copied & pinned).sum())

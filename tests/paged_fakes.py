@@ -7,11 +7,12 @@ there is a recurrent state, the hash of all tokens so far, for the kind of model
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 
 from pagedrun.engine import Engine, Submit
-from pagedrun.kv import Budget, PageGeometry, PageManager, validate
+from pagedrun.kv import Budget, PageGeometry, PageManager, SpillSettings, validate
 from pagedrun.request import Event, Finished, FinishReason, GenerationRequest, RequestId, TextDelta
 from pagedrun.scheduler import Sequence
 from pagedrun.slots import PagedSettings, PagedSlots
@@ -22,6 +23,9 @@ from tests.kv_store import FakeStore
 #: Six tokens to a page, in two stripes.
 GEOMETRY = PageGeometry(page_bytes=24, row_bytes=4, n_stripes=2, n_pages=12, n_slots=4)
 LIMITS = RunnerLimits(max_num_seqs=4, max_seq_len=60, max_batch_tokens=16)
+
+#: The same over eight stripes, with stages that take a quarter of what a page does.
+STAGED = PageGeometry(page_bytes=24, row_bytes=4, n_stripes=8, n_pages=12, n_slots=4, stage_bytes=48, zero_copy=False)
 
 
 def state_of(tokens: list[int]) -> int:
@@ -88,13 +92,16 @@ class PagedEngine:
         interval: int = 8,
         limits: RunnerLimits = LIMITS,
         seed: int | None = None,
+        spill: SpillSettings | None = None,
+        geometry: PageGeometry = GEOMETRY,
+        watch: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.store = FakeStore(GEOMETRY, seed=seed)
+        self.store = FakeStore(geometry, seed=seed)
         self.runner = PagedFakeRunner(self.store, limits, can_rewind=can_rewind)
-        memory, swap = (Budget(n * GEOMETRY.frame_bytes) for n in (device, host))
-        self.manager = PageManager(GEOMETRY, self.store, gpu_memory=memory, swap_space=swap)
+        memory, swap = (Budget(n * geometry.frame_bytes) for n in (device, host))
+        self.manager = PageManager(geometry, self.store, gpu_memory=memory, swap_space=swap, spill=spill)
         check = functools.partial(validate, self.manager)
-        settings = PagedSettings(snapshot_interval=interval, max_tokens=1000, check=check)
+        settings = PagedSettings(snapshot_interval=interval, max_tokens=1000, check=check, watch=watch, watch_steps=2)
         self.slots = PagedSlots(self.runner, self.manager, settings)
         self.engine = Engine(self.runner, self.slots, prefill_chunk=8)
         self.scheduler = self.engine._scheduler

@@ -55,8 +55,20 @@ def test_a_switch_that_is_neither(monkeypatch: pytest.MonkeyPatch) -> None:
         {"page_size": -1},
         {"swap_space": -1},
         {"kv_type_k": "q3"},
+        {"spill": "on"},
+        {"prefetch_mode": "all"},
+        {"disk_space": -1},
     ],
 )
 def test_out_of_range(wrong: dict[str, str | int]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
         EngineConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_settings_of_spilling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('spill = "staged"\nprefetch_mode = "off"\ndisk_space = "20GiB"\n')
+    monkeypatch.setenv("PAGEDRUN_SPILL", "zero-copy")
+    config = load_config({"prefetch_mode": "sequential"}, file=file)
+    assert (config.spill, config.prefetch_mode, config.disk_space) == ("zero-copy", "sequential", 20 << 30)
+    assert (EngineConfig().spill, EngineConfig().prefetch_mode, EngineConfig().disk_space) == ("auto", "hybrid", 0)

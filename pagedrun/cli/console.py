@@ -39,7 +39,9 @@ _FRESH_S = 3.0
 _SAID_EVERY_S = 5.0
 
 # A command in a hint.
-_COMMANDS = re.compile(r"\bpagedrun(?= (?:setup|doctor|chat|complete|pull|search|list|show|path|verify|rm|quantize)\b)")
+_COMMANDS = re.compile(
+    r"\bpagedrun(?= (?:setup|doctor|chat|complete|pull|search|list|show|plan|path|verify|rm|quantize)\b)"
+)
 
 # C0 and C1 controls except tab and newline: what a terminal could take as a command.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

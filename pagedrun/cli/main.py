@@ -33,6 +33,7 @@ _COMMANDS = {
     "chat": ("pagedrun.cli.chat", "chat", "Talk with a model in the terminal."),
     "complete": ("pagedrun.cli.complete", "complete", "Answer one prompt, for pipes and scripts."),
     "show": ("pagedrun.cli.models.show", "show", "Show what a model is, and what a conversation with it costs."),
+    "plan": ("pagedrun.cli.plan", "plan", "Show what of a model goes where, and how fast it will be."),
     "pull": ("pagedrun.cli.models.pull", "pull", "Fetch a model: by name, from the hub, or from an address."),
     "search": ("pagedrun.cli.models.search", "search", "Find models to pull, in the registry and on the hub."),
     "list": ("pagedrun.cli.models.listing", "list_models", "List the models on this machine."),

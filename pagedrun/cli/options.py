@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from pagedrun.cli import console
-from pagedrun.config import KV_TYPES, EngineConfig, load_config
+from pagedrun.config import KV_TYPES, PREFETCH, SPILL, EngineConfig, load_config, n_bytes
 from pagedrun.errors import ParameterError, UsageError
 from pagedrun.paths import expanded
 from pagedrun.sampling import SamplingParams
@@ -141,6 +141,27 @@ class EngineOptions:
     kv_type: Annotated[
         str | None, _engine("--kv-type", f"Number format of the KV cache: {', '.join(KV_TYPES)}.", "TYPE")
     ] = None
+    max_num_seqs: Annotated[int | None, _engine("--max-num-seqs", "Conversations computed together.")] = None
+    gpu_memory: Annotated[
+        str | None,
+        _engine(
+            "--gpu-memory",
+            "VRAM that may be used, weights included, e.g. 6GiB; without a GPU: RAM for context.",
+            "SIZE",
+        ),
+    ] = None
+    swap_space: Annotated[
+        str | None, _engine("--swap-space", "RAM for what leaves VRAM of conversations, e.g. 8GiB.", "SIZE")
+    ] = None
+    disk_space: Annotated[
+        str | None, _engine("--disk-space", "Size of a file for idle conversations that RAM has no room for.", "SIZE")
+    ] = None
+    spill: Annotated[
+        str | None, _engine("--spill", f"How what is in RAM is read while it is in use: {', '.join(SPILL)}.", "HOW")
+    ] = None
+    prefetch_mode: Annotated[
+        str | None, _engine("--prefetch-mode", f"What is brought back ahead of need: {', '.join(PREFETCH)}.", "HOW")
+    ] = None
     debug_kv: Annotated[
         bool | None, _engine("--debug-kv", "Check the page tables of the KV cache at every step; slow.", None)
     ] = None
@@ -154,8 +175,13 @@ class EngineOptions:
 
     def settings(self) -> EngineConfig:
         """The engine settings in force. Raises UsageError."""
-        names = ("max_seq_len", "threads", "gpu_layers", "kv_type", "debug_kv")
+        names = (
+            "max_seq_len", "max_num_seqs", "threads", "gpu_layers", "kv_type", "spill", "prefetch_mode", "debug_kv",
+        )  # fmt: skip
         flags = {name: getattr(self, name) for name in names}
+        for name in ("gpu_memory", "swap_space", "disk_space"):
+            if (text := getattr(self, name)) is not None:
+                flags[name] = n_bytes(text, f"--{name.replace('_', '-')}")
         return load_config(flags, file=self.config)
 
 

@@ -7,9 +7,14 @@
     window of slot 0 | 17     | 4      | 9      |  -  | -  what the model reads and writes: a range of addresses
 
 validate    checks everything against everything
-manager     PageManager, what the scheduler talks to: open, append, commit, truncate, fork, bind, unbind, flush
+manager     PageManager, what the scheduler talks to: open, append, commit, truncate, fork, bind, unbind, spill
 stats       figures
+memory      what a manager is made of; flush, recall, prefetch, shrink and grow
+spill       conversations that are bound and do not fit: which of their pages are read from the host, and how
+prefetch    bringing pages to the device before they are needed
 snapshots   states of recurrent layers, by conversation
+stages      memory through which pages of the host are read
+cost        what reading them costs, by what was measured
 residency   which tier pages are on: room on the device, promote, demote, write back
 policy      who has to leave: clock, lru, lfu, working-set
 table       pages, reference counts; conversations
@@ -28,17 +33,23 @@ arrays. It needs NumPy, so it is imported late.
 from __future__ import annotations
 
 from pagedrun.kv.budget import Budget
+from pagedrun.kv.cost import MODES as SPILL_MODES
+from pagedrun.kv.cost import Mix, Rates, Space, choose
 from pagedrun.kv.geometry import PageGeometry
 from pagedrun.kv.ids import ConversationId, FrameId, PageId, Tier
 from pagedrun.kv.manager import PageManager
 from pagedrun.kv.policy import POLICIES
+from pagedrun.kv.prefetch import PREFETCH_MODES
 from pagedrun.kv.snapshots import Snapshot, SnapshotStore
-from pagedrun.kv.stats import KvStats, TierStats
+from pagedrun.kv.spill import SpillSettings
+from pagedrun.kv.stats import KvStats, PrefetchStats, SpillStats, TierStats
 from pagedrun.kv.store import FrameError, FrameStore, Op
 from pagedrun.kv.validate import BrokenInvariant, validate
 
 __all__ = [
     "POLICIES",
+    "PREFETCH_MODES",
+    "SPILL_MODES",
     "BrokenInvariant",
     "Budget",
     "ConversationId",
@@ -46,13 +57,20 @@ __all__ = [
     "FrameId",
     "FrameStore",
     "KvStats",
+    "Mix",
     "Op",
     "PageGeometry",
     "PageId",
     "PageManager",
+    "PrefetchStats",
+    "Rates",
     "Snapshot",
     "SnapshotStore",
+    "Space",
+    "SpillSettings",
+    "SpillStats",
     "Tier",
     "TierStats",
+    "choose",
     "validate",
 ]

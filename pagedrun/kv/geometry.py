@@ -14,23 +14,34 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageGeometry:
-    """Sizes of the KV cache. page_bytes, row_bytes: in one stripe; n_pages: of the window that each slot has."""
+    """Sizes of the KV cache. page_bytes, row_bytes: in one stripe; n_pages: of the window that each slot has.
+
+    stage_bytes: what a stage takes, through which a page of the host is read; 0: the store has none. zero_copy: whether
+    a window can show frames of the host.
+    """
 
     page_bytes: int
     row_bytes: int
     n_stripes: int
     n_pages: int
     n_slots: int
+    stage_bytes: int = 0
+    zero_copy: bool = True
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if getattr(self, field.name) <= 0:
+            if field.name != "zero_copy" and getattr(self, field.name) < (field.name != "stage_bytes"):
                 raise ValueError(f"{field.name} is {getattr(self, field.name)}")
 
     @property
     def frame_bytes(self) -> int:
         """What a page takes in memory."""
         return self.page_bytes * self.n_stripes
+
+    @property
+    def stages_pay(self) -> bool:
+        """Whether a page that leaves the device gives back more memory than the stage that it is read through takes."""
+        return 0 < self.stage_bytes < self.frame_bytes
 
     @property
     def tokens_per_page(self) -> float:

@@ -26,3 +26,4 @@ class Tier(IntEnum):
 
     DEVICE = 0
     HOST = 1
+    STAGE = 2  # of the device, and never a page's own: pages of the host are read through it

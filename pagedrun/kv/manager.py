@@ -9,6 +9,7 @@
     manager.unbind(slot)                        its pages stay mapped, until others need the room
 
 Being short of frames is a value: bind, append, fork and promote then answer False or None, and nothing was changed.
+After append said no, `spill` may make room, and so may bind(..., spill=True): pages that are bound become cold.
 """
 
 from __future__ import annotations
@@ -16,52 +17,20 @@ from __future__ import annotations
 import numpy as np
 
 from pagedrun.errors import ContextLengthError
-from pagedrun.kv.budget import Budget
-from pagedrun.kv.geometry import PageGeometry
-from pagedrun.kv.ids import ConversationId, FrameIds, PageIds, Tier
-from pagedrun.kv.policy import policy_named
-from pagedrun.kv.pool import FramePool
-from pagedrun.kv.residency import Residency
-from pagedrun.kv.snapshots import SnapshotStore
+from pagedrun.kv.ids import NONE, ConversationId, FrameIds
+from pagedrun.kv.memory import PageMemory
 from pagedrun.kv.stats import KvStats, collect
-from pagedrun.kv.store import FrameStore
-from pagedrun.kv.table import Conversation, PageTable
-from pagedrun.kv.transfers import Transfers
-from pagedrun.kv.windows import Windows
+from pagedrun.kv.table import Conversation
 
 
-class PageManager:
-    """All conversations of one frame store. gpu_memory pays for frames of the device; swap_space for those of the host
-    and for snapshots. Not thread-safe: the engine thread owns it.
+class PageManager(PageMemory):
+    """All conversations of one frame store. gpu_memory pays for frames of the device and for stages; swap_space for
+    frames of the host and for snapshots. Not thread-safe: the engine thread owns it.
 
-    A FrameError out of `flush`, `write_back` or `poll` means that the store failed. What was decided stands, and the
-    next `flush` tries again what was not carried out; a step that needs it must not run before one has succeeded.
+    A FrameError out of `flush`, `write_back`, `poll`, `spill` or `bind` means that the store failed. What was decided
+    stands, and the next `flush` tries again what was not carried out; a step that needs it must not run before one has
+    succeeded.
     """
-
-    def __init__(
-        self,
-        geometry: PageGeometry,
-        store: FrameStore,
-        *,
-        gpu_memory: Budget,
-        swap_space: Budget,
-        policy: str = "clock",
-    ) -> None:
-        size = geometry.frame_bytes
-        device = FramePool(store, Tier.DEVICE, gpu_memory, size)
-        host = FramePool(store, Tier.HOST, swap_space, size, first=device.most)
-        n_frames = device.most + host.most
-        self.geometry = geometry
-        self.table = PageTable(n_frames)  # every page has a frame at least
-        self.conversations: dict[ConversationId, Conversation] = {}
-        self.transfers = Transfers(store, n_frames)
-        self.windows = Windows(geometry.n_slots, geometry.n_pages)
-        self.residency = Residency(
-            self.table, (device, host), self.transfers, self.windows, policy_named(policy, n_frames)
-        )
-        self.snapshots = SnapshotStore(swap_space, self._spare_host)
-        self.shown: list[Conversation | None] = [None] * geometry.n_slots
-        self._opened = 0
 
     # conversations
 
@@ -84,10 +53,24 @@ class PageManager:
         """How many tokens were computed."""
         return self.conversations[conversation].length
 
+    def is_bound(self, conversation: ConversationId) -> bool:
+        """Whether it is in a slot's window, and stays there."""
+        return self.conversations[conversation].bound
+
+    def is_hot(self, conversation: ConversationId) -> bool:
+        """Whether any of its pages is on the device."""
+        return bool((self.table.device[self.conversations[conversation].pages] != NONE).any())
+
+    @property
+    def can_spill(self) -> bool:
+        """Whether a bound conversation can have pages on the host alone."""
+        return self.spilling.possible
+
     @property
     def max_tokens(self) -> int:
-        """How long a conversation can be, with the device to itself."""
-        n_pages = min(self.residency.device.most, self.geometry.n_pages)
+        """How long a conversation can be, with the device to itself, and with the host for what spills."""
+        host_frames = (self.residency.host.budget.limit - self.snapshots.needed_bytes) // self.geometry.frame_bytes
+        n_pages = min(self.spilling.most_pages(host_frames), self.geometry.n_pages)
         return n_pages * self.geometry.page_bytes // self.geometry.row_bytes
 
     def append(self, conversation: ConversationId, n_tokens: int) -> bool:
@@ -97,21 +80,26 @@ class PageManager:
         """
         c = self._bound(conversation)
         edge = self.geometry.full_pages(c.length)
-        need = self.geometry.pages_for(c.length + n_tokens)
-        reopen = c.n_sealed > edge  # by truncate: the page that the next token goes to was full
-        if need <= c.n_pages and not reopen:
+        reopen = c.n_sealed > edge
+        n_new, n_edge = self._frames_for(c, n_tokens)
+        if not n_new and not reopen:
             return True
-        if need > self.geometry.n_pages:
-            raise ContextLengthError(c.length + n_tokens, self.geometry.max_tokens)
-        shared = reopen and self.table.refs[c.pages[edge]] > 1
-        n_copies = int(shared)
-        frames = self.residency.obtain(max(need - c.n_pages, 0) + n_copies)
+        frames = self.residency.obtain(n_new + n_edge)
         if frames is None:
             return False
         if reopen:
-            self._reopen(c, edge, frames[:n_copies])
-        self._extend(c, frames[n_copies:])
+            self._reopen(c, edge, frames[:n_edge])
+        self._extend(c, frames[n_edge:])
         return True
+
+    def spill(self, conversation: ConversationId, n_tokens: int) -> bool:
+        """Make room for `append`, after it said no: pages of this conversation become cold, and are read from the host.
+
+        False when that is not enough; pages may be cold then all the same. Raises FrameError.
+        """
+        c = self._bound(conversation)
+        n_frames = sum(self._frames_for(c, n_tokens))
+        return self.spilling.make_room(c, n_frames, prefill=n_tokens > 1)
 
     def commit(self, conversation: ConversationId, n_tokens: int) -> None:
         """Tokens were computed into room that `append` made."""
@@ -159,17 +147,21 @@ class PageManager:
 
     # slots
 
-    def bind(self, conversation: ConversationId, slot: int) -> bool:
+    def bind(self, conversation: ConversationId, slot: int, *, spill: bool = False) -> bool:
         """Bring a conversation to the device and into a slot's window, and keep it there; False when frames are short.
 
-        Costs nothing where the slot still shows it.
+        spill: as much of it as fits, the rest is read from the host; when that is refused too, pages may have moved.
+        Costs nothing where the slot still shows it. Raises FrameError.
         """
         c = self.conversations[conversation]
         shown = self.shown[slot]
         if c.bound or (shown is not None and shown.bound):
             raise ValueError(f"conversation {c.id} is bound already, or slot {slot} is taken")
+        stages = None
         if not self.residency.promote(c.pages):
-            return False
+            stages = self.spilling.settle_in(c) if spill else None
+            if stages is None:
+                return False
         if shown not in (None, c):
             shown.slot = None
         if c.slot not in (None, slot):
@@ -178,7 +170,8 @@ class PageManager:
         c.slot, c.bound, self.shown[slot] = slot, True, c
         self.table.pins[c.pages] += 1
         self.residency.policy.touch(c.pages)
-        self._show(c, slot)
+        self.prefetching.used(c.pages)
+        self._show(c, slot, stages)
         return True
 
     def unbind(self, slot: int) -> None:
@@ -189,50 +182,8 @@ class PageManager:
         c.bound = False
         self.table.pins[c.pages] -= 1
         self.residency.policy.touch(c.pages)
-
-    # memory
-
-    def pages(self, conversation: ConversationId) -> PageIds:
-        """A conversation's pages, in order."""
-        pages: PageIds = self.conversations[conversation].pages.copy()
-        return pages
-
-    def promote(self, pages: PageIds) -> bool:
-        """Bring pages to the device ahead of time; False when frames are short."""
-        return self.residency.promote(np.unique(pages))
-
-    def demote(self, pages: PageIds) -> int:
-        """Move pages to the host, but for those that a slot is bound to, as far as there is room; answers how many."""
-        return self.residency.demote(np.unique(pages))
-
-    def flush(self) -> None:
-        """Hand all decisions to the store, in one array where no copy has to wait for another, and wait for what the
-        next step needs. Raises FrameError.
-        """
-        self.transfers.submit(self.windows)
-        self.transfers.settle(self.table.pins)
-        self.poll()
-
-    def write_back(self, max_pages: int) -> int:
-        """Copy full pages to the host while a step computes, so that they can leave without a copy; answers how many.
-
-        To be called after `flush`. Raises FrameError.
-        """
-        n = self.residency.write_back(max_pages)
-        if n:
-            self.transfers.submit(self.windows)
-        return n
-
-    def poll(self) -> None:
-        """See which copies have arrived. Does not wait."""
-        self.transfers.poll()
-        self.residency.settle()
-
-    def trim(self) -> int:
-        """Give the memory of free frames back to the system; answers how many bytes. Raises FrameError."""
-        self.flush()  # no window shows them then
-        n = sum(pool.shrink(len(pool.idle_frames)) for pool in (self.residency.device, self.residency.host))
-        return n * self.geometry.frame_bytes
+        if self.windows.n_cold:
+            self.windows.hide_cold(slot)
 
     def stats(self) -> KvStats:
         """Figures for people and for metrics."""
@@ -254,16 +205,33 @@ class PageManager:
             self.windows.show(c.slot, c.n_pages, frames, True)
             c.extend(pages)
 
+    def _frames_for(self, c: Conversation, n_tokens: int) -> tuple[int, int]:
+        """Frames that more tokens need: for new pages, and for the one that they begin in, if it was full.
+
+        It was if the conversation was cut. It needs one where it is shared, and where it is cold.
+        """
+        edge = self.geometry.full_pages(c.length)
+        need = self.geometry.pages_for(c.length + n_tokens)
+        if need > self.geometry.n_pages:
+            raise ContextLengthError(c.length + n_tokens, self.geometry.max_tokens)
+        n_edge = 0
+        if c.n_sealed > edge:
+            page = c.pages[edge]
+            n_edge = int(self.table.refs[page] > 1 or self.table.device[page] == NONE)
+        return max(need - c.n_pages, 0), n_edge
+
     def _reopen(self, c: Conversation, edge: int, frames: FrameIds) -> None:
         """Make the full page that the next token goes to one that can be written to: in a new frame if it is shared."""
         page = int(c.pages[edge])
-        if frames.size:
+        if self.table.refs[page] > 1:
             copy = self.residency.place_copy(page, frames)
             self.table.pins[copy] = 1
             self.table.pins[page] -= 1
             self.table.refs[page] -= 1
             c.pages[edge] = copy[0]
         else:
+            if frames.size:
+                self.residency.arrive(np.array([page]), frames)
             self.residency.unseal(page)
         c.n_sealed = edge
         if c.slot is not None:
@@ -279,7 +247,7 @@ class PageManager:
         self.table.refs[gone] -= 1
         self.residency.release(gone[self.table.refs[gone] == 0])
 
-    def _show(self, c: Conversation, slot: int) -> None:
+    def _show(self, c: Conversation, slot: int, stages: FrameIds | None) -> None:
         """Everything that a conversation has, in a slot's window; read only what is full or shared."""
         frames = self.table.device[c.pages]
         shown, writable = self.windows.of(slot)
@@ -288,8 +256,6 @@ class PageManager:
         unshared = self.table.refs[c.pages] == 1
         self.windows.show(slot, 0, frames, unshared & (as_it_is | ~self.table.sealed[c.pages]))
         self.windows.hide(slot, c.n_pages)
-
-    def _spare_host(self, n_bytes: int) -> None:
-        """Give swap space back, if there is any that no page needs."""
-        n = -(-n_bytes // self.geometry.frame_bytes)
-        self.residency.host.shrink(self.residency.spare_host(n))
+        if stages is not None:
+            cold = np.flatnonzero(frames == NONE)
+            self.windows.show_cold(slot, cold, self.table.host[c.pages[cold]], stages[cold])

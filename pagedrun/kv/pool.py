@@ -22,14 +22,18 @@ from pagedrun.kv.store import FrameError, FrameStore, Op, Ops, rows
 class FramePool:
     """Frames with numbers from `first` on, each of `frame_bytes`, at most as many as the budget's limit has room for.
 
-    refused: what the store said when it last could not make a frame; empty when it never did.
+    reserve: bytes that are left in the budget for others. refused: what the store said when it last could not make a
+    frame; empty when it never did.
     """
 
-    def __init__(self, store: FrameStore, tier: Tier, budget: Budget, frame_bytes: int, *, first: int = 0) -> None:
+    def __init__(
+        self, store: FrameStore, tier: Tier, budget: Budget, frame_bytes: int, *, first: int = 0, reserve: int = 0
+    ) -> None:
         self.tier = tier
         self.budget = budget
         self.first = first
-        self.most = budget.limit // frame_bytes
+        self.reserve = reserve
+        self.most = max(budget.limit - reserve, 0) // frame_bytes
         self.created = 0
         self.refused = ""
         self._store = store
@@ -53,7 +57,8 @@ class FramePool:
     @property
     def obtainable(self) -> int:
         """How many frames `take` could answer, if the store can make what the budget allows."""
-        return self.available + min(self.budget.left // self._frame_bytes, self.most - self.created)
+        left = max(self.budget.left - self.reserve, 0)
+        return self.available + min(left // self._frame_bytes, self.most - self.created)
 
     @property
     def idle_frames(self) -> list[int]:

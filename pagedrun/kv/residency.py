@@ -21,6 +21,7 @@ class Residency:
     """Pages in frames of two tiers. Decides what leaves the device when room is needed.
 
     clean_victims, dirty_victims: pages that left the device without and with a copy. write_backs: pages copied early.
+    wasted: pages that were brought to the device ahead of time and left it without having been used.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Residency:
         self.clean_victims = 0
         self.dirty_victims = 0
         self.write_backs = 0
+        self.wasted = 0
         self._table = table
         self._transfers = transfers
         self._windows = windows
@@ -76,6 +78,7 @@ class Residency:
         table = self._table
         self._give_back(self.device, table.device[pages])
         self._give_back(self.host, table.host[pages])
+        self.wasted += int(table.ahead[pages].sum())
         table.remove(pages)
 
     # moves
@@ -91,12 +94,19 @@ class Residency:
         table.pins[pages] -= 1
         if frames is None:
             return False
+        self.arrive(missing, frames)
+        return True
+
+    def arrive(self, missing: PageIds, frames: FrameIds) -> None:
+        """Bring pages that are on the host alone to these frames."""
+        table = self._table
         self.device.hand_out(frames)
         self._transfers.copy(frames, table.host[missing], missing)
         table.device[missing] = frames
+        if self._windows.n_cold:
+            self._windows.replace(table.index[missing], table.host[missing], frames)
         self.drop_copies(missing[~table.sealed[missing]])
         self.policy.admit(missing)
-        return True
 
     def demote(self, pages: PageIds) -> int:
         """Move those of the pages (ascending) to the host that are on the device and have no pins, as far as there is
@@ -109,6 +119,33 @@ class Residency:
         pages = np.setdiff1d(pages, left, assume_unique=True)
         self._leave(pages)
         return len(pages)
+
+    def savable(self, pages: PageIds) -> int:
+        """How many of the pages with pins, from the first on, can be on the host alone, with what the host has."""
+        unsaved = self._table.host[pages] == NONE
+        self.host.grow(int(unsaved.sum()) - self.host.available)
+        room = self.host.available + len(self._pinned_copies()) - np.cumsum(~unsaved)
+        return int((np.cumsum(unsaved) <= room).cumprod().sum())
+
+    def chill(self, pages: PageIds) -> None:
+        """Take pages with pins off the device: `savable` said that there is room. No window shows them any more."""
+        self._leave(pages, but=pages)
+        self.await_host(pages)
+
+    def await_host(self, pages: PageIds) -> None:
+        """These pages are read from the host: no step before they are there."""
+        self._transfers.hold(pages, self._table.host[pages])
+
+    def within_reach(self) -> int:
+        """How many frames of the device `obtain` can answer now."""
+        table = self._table
+        idle = table.resident() & ~table.pinned()
+        unsaved = int((idle & ~table.copied()).sum())
+        return self.device.obtainable + int(idle.sum()) - unsaved + self._host_room(unsaved)
+
+    def vacate(self, n: int) -> bool:
+        """See that `n` frames of the device are free, for which pages without pins may have to leave."""
+        return self.device.available >= n or self._evict(n - self.device.available)
 
     def write_back(self, most: int) -> int:
         """Copy up to `most` full pages to the host, those first that may have to leave soon; answers how many."""
@@ -153,7 +190,7 @@ class Residency:
         if short > 0:
             table = self._table
             copied = np.flatnonzero(table.resident() & table.copied())
-            copied = copied[~self._transfers.busy(table.host[copied])]
+            copied = copied[~self._host_busy(table.host[copied])]
             self.drop_copies(copied[np.argsort(table.pins[copied] == 0, kind="stable")][:short])
         return min(n, len(self.host.idle_frames))
 
@@ -166,7 +203,7 @@ class Residency:
     def settle(self) -> None:
         """See which frames are free again, now that copies have arrived."""
         self.device.settle(self._transfers.busy)
-        self.host.settle(self._transfers.busy)
+        self.host.settle(self._host_busy)
 
     # inside
 
@@ -190,27 +227,31 @@ class Residency:
         self._leave(victims)
         return True
 
-    def _leave(self, pages: PageIds) -> None:
+    def _leave(self, pages: PageIds, but: PageIds | None = None) -> None:
         """Take pages off the device. There is room on the host for those that have no copy."""
         if not pages.size:
             return
         table = self._table
         unsaved = pages[table.host[pages] == NONE]
-        self._save(unsaved)
+        self._save(unsaved, but)
         self.dirty_victims += len(unsaved)
         self.clean_victims += len(pages) - len(unsaved)
-        self._windows.hide_frames(table.index[pages], table.device[pages])
+        self._windows.replace(table.index[pages], table.device[pages])
         self._give_back(self.device, table.device[pages])
         table.device[pages] = NONE
+        self.wasted += int(table.ahead[pages].sum())
+        table.ahead[pages] = False
 
-    def _save(self, pages: PageIds) -> None:
-        """Copy pages to the host. There is room."""
+    def _save(self, pages: PageIds, but: PageIds | None = None) -> None:
+        """Copy pages to the host. There is room, if need be that of copies other than those of pages `but`."""
         if not pages.size:
             return
         table = self._table
         short = len(pages) - self.host.available
         if short > 0:
-            self.drop_copies(self._pinned_copies()[:short])
+            copies = self._pinned_copies()
+            copies = copies if but is None else np.setdiff1d(copies, but, assume_unique=True)
+            self.drop_copies(copies[:short])
         frames = self.host.take(len(pages))
         assert frames is not None, "room was promised"
         self.host.hand_out(frames)
@@ -231,4 +272,9 @@ class Residency:
     def _give_back(self, pool: FramePool, frames: FrameIds) -> None:
         frames = frames[frames != NONE]
         if frames.size:
-            pool.give_back(frames, self._transfers.busy(frames))
+            busy = self._host_busy if pool is self.host else self._transfers.busy
+            pool.give_back(frames, busy(frames))
+
+    def _host_busy(self, frames: FrameIds) -> Mask:
+        """Frames of the host that a copy uses, or that the store still shows, cannot be destroyed."""
+        return self._transfers.busy(frames) | self._windows.shows(frames)

@@ -104,6 +104,21 @@ class SnapshotStore:
         """A conversation is gone."""
         self.truncate(conversation, -1)
 
+    def spare(self, n_bytes: int) -> None:
+        """Give bytes of the budget to pages: the least useful snapshots go, but none that is somebody's newest."""
+        for victim in self._by_use():
+            if self._budget.left >= n_bytes or self._needed(victim):
+                return
+            self._evict(victim)
+
+    @property
+    def needed_bytes(self) -> int:
+        """What those take that `spare` leaves alone."""
+        return sum(s.nbytes for s in self if self._needed(s))
+
+    def _needed(self, snapshot: Snapshot) -> bool:
+        return snapshot.refs > 1 or any(of[-1] is snapshot for of in self._of.values())
+
     def _use(self, snapshot: Snapshot) -> None:
         self._events += 1
         snapshot.used = self._events

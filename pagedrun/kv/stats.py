@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pagedrun.kv.ids import NONE
 from pagedrun.kv.pool import FramePool
 
 if TYPE_CHECKING:
@@ -27,6 +28,40 @@ class TierStats:
     n_bytes: int
     limit_bytes: int
     refused: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpillStats:
+    """Pages of bound conversations that are read from the host. A page counts once for each window that shows it.
+
+    staged, zero_copy: how they are read. stages: that exist, which take stage_bytes of the device's budget in all.
+    spilled, recalled: pages that became cold, and hot again, since the start. mode: what was asked for; reason: why the
+    last ones are read as they are; predicted_s: what a step takes with them by the cost model, 0 if nothing is known.
+    """
+
+    mode: str = "off"
+    cold: int = 0
+    staged: int = 0
+    zero_copy: int = 0
+    stages: int = 0
+    stage_bytes: int = 0
+    spilled: int = 0
+    recalled: int = 0
+    reason: str = ""
+    predicted_s: float = 0.0
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchStats:
+    """Pages that were brought to the device before they were needed, since the start. See `pagedrun.kv.prefetch`."""
+
+    mode: str = "off"
+    pages: int = 0
+    hits: int = 0
+    late: int = 0
+    wasted: int = 0
+    n_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +86,8 @@ class KvStats:
     dirty_victims: int
     write_backs: int
     buffer_bytes: int = 0
+    spill: SpillStats = SpillStats()
+    prefetch: PrefetchStats = PrefetchStats()
 
     @property
     def evictions(self) -> int:
@@ -77,6 +114,38 @@ def collect(manager: PageManager) -> KvStats:
         clean_victims=residency.clean_victims,
         dirty_victims=residency.dirty_victims,
         write_backs=residency.write_backs,
+        spill=_spill(manager),
+        prefetch=_prefetch(manager),
+    )
+
+
+def _spill(manager: PageManager) -> SpillStats:
+    spilling, stages, windows = manager.spilling, manager.stages, manager.windows
+    staged = int((windows.stage != NONE).sum())
+    return SpillStats(
+        mode=spilling.settings.mode,
+        cold=windows.n_cold,
+        staged=staged,
+        zero_copy=windows.n_cold - staged,
+        stages=stages.created,
+        stage_bytes=stages.created * stages.size,
+        spilled=spilling.spilled,
+        recalled=spilling.recalled,
+        reason=spilling.mix.why if spilling.mix else "",
+        predicted_s=spilling.mix.seconds if spilling.mix else 0.0,
+        refused=stages.refused,
+    )
+
+
+def _prefetch(manager: PageManager) -> PrefetchStats:
+    ahead = manager.prefetching
+    return PrefetchStats(
+        mode=manager.spilling.settings.prefetch,
+        pages=ahead.n_pages,
+        hits=ahead.hits,
+        late=ahead.late,
+        wasted=manager.residency.wasted,
+        n_bytes=ahead.n_pages * manager.geometry.frame_bytes,
     )
 
 

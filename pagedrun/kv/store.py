@@ -9,6 +9,12 @@ Python chooses the numbers of frames and decides everything; the store obeys. `p
     UNMAP       slot   page
     COPY        to     from          the contents of a frame
     ZERO        frame
+    MAP_STAGED  cell   frame stage   cell = slot * n_pages + page: the page is read from this frame of the host through
+                                     a stage, piece by piece as layers need it. A stage serves one cell at a time; what
+                                     is mapped over the cell, or UNMAP, ends it
+
+A frame of the host can be shown by MAP_SHARED if `PageGeometry.zero_copy` is true: it is read where it is. CREATE of a
+stage is done when it answers.
 
 CREATE, COPY and ZERO may go on while the store has answered already, in the order given. Until a fence made after
 them has passed, this is forbidden, and `pagedrun.kv` keeps to it:
@@ -45,6 +51,7 @@ class Op(IntEnum):
     UNMAP = 4
     COPY = 5
     ZERO = 6
+    MAP_STAGED = 7
 
 
 class FrameError(EngineError):

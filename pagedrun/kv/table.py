@@ -21,7 +21,10 @@ from pagedrun.kv.ids import NONE, ConversationId, Mask, PageIds
 
 
 class PageTable:
-    """Arrays by page number. refs: conversations that have it; pins: of them, those bound to a slot."""
+    """Arrays by page number. refs: conversations that have it; pins: of them, those bound to a slot.
+
+    ahead: brought to the device before anybody needed it, and not used since.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.top = 0  # no page has had a number from here on
@@ -31,6 +34,7 @@ class PageTable:
         self.refs = np.zeros(capacity, np.int64)
         self.pins = np.zeros(capacity, np.int64)
         self.sealed = np.zeros(capacity, bool)
+        self.ahead = np.zeros(capacity, bool)
         self._unused: list[int] = []
 
     def __len__(self) -> int:
@@ -51,7 +55,7 @@ class PageTable:
         """These pages are gone, and their numbers can be used again."""
         for column in (self.index, self.device, self.host):
             column[pages] = NONE
-        self.sealed[pages] = False
+        self.sealed[pages] = self.ahead[pages] = False
         self._unused += pages.tolist()
 
     def resident(self) -> Mask:

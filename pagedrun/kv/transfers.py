@@ -104,6 +104,10 @@ class Transfers:
         if self._needed:
             self.wait(max((epoch for epoch, pages in self._needed if (pins[pages] > 0).any()), default=0))
 
+    def drain(self) -> None:
+        """Wait for all copies that were handed over. Raises FrameError."""
+        self.wait(self._handed_over)
+
     def poll(self) -> None:
         """See how far the copies are. Does not wait."""
         while self._in_flight and self._store.passed(self._in_flight[0][1]):

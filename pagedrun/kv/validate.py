@@ -26,6 +26,7 @@ def validate(manager: PageManager) -> None:
     _frames(manager, manager.residency.host, manager.table.host)
     _budgets(manager)
     _windows(manager)
+    _stages(manager)
     _snapshots(manager)
 
 
@@ -57,7 +58,9 @@ def _pages(manager: PageManager) -> None:
     _all(table.pins[: table.top] == pins, every, "wrong pins of pages")
     device, host = table.device[live] != NONE, table.host[live] != NONE
     _all(device | host, live, "pages without a frame")
-    _all(device | (table.pins[live] == 0), live, "pinned pages that are not on the device")
+    may_be_cold = table.sealed[live] if manager.spilling.possible else np.zeros(len(live), bool)
+    _all(device | (table.pins[live] == 0) | may_be_cold, live, "pinned pages that are not on the device")
+    _all(device | ~table.ahead[live], live, "pages brought ahead that are not on the device")
     _all(table.sealed[live] | (table.refs[live] == 1), live, "shared pages that are not sealed")
     _all(table.sealed[live] | ~(device & host), live, "pages that are not sealed and in two frames")
     gone = np.setdiff1d(np.arange(table.top), live)
@@ -96,9 +99,9 @@ def _frames(manager: PageManager, pool: FramePool, column: FrameIds) -> None:
 
 def _budgets(manager: PageManager) -> None:
     size = manager.geometry.frame_bytes
-    device, host = manager.residency.device, manager.residency.host
+    device, host, stages = manager.residency.device, manager.residency.host, manager.stages
     uses: Iterable[tuple[str, int, int, int]] = (
-        ("device", device.budget.used, device.created * size, device.budget.limit),
+        ("device", device.budget.used, device.created * size + stages.created * stages.size, device.budget.limit),
         ("host", host.budget.used, host.created * size + manager.snapshots.nbytes, host.budget.limit),
     )
     for name, used, found, limit in uses:
@@ -118,11 +121,28 @@ def _windows(manager: PageManager) -> None:
         _must(manager.conversations.get(c.id) is c and c.slot == slot, f"slot {slot} shows a conversation that left")
         _must(not shown.size or shown[-1] < c.n_pages, f"slot {slot} shows more pages than conversation {c.id} has")
         pages = c.pages[shown]
-        _all(frames[shown] == table.device[pages], pages, f"slot {slot} shows other frames than those of pages")
+        hot = table.device[pages] != NONE
+        there = np.where(hot | (not c.bound), table.device[pages], table.host[pages])
+        _all(frames[shown] == there, pages, f"slot {slot} shows other frames than those of pages")
+        _all(hot | ~writable[shown], pages, f"slot {slot}: writable pages that are on the host")
         _all(~writable[shown] | (table.refs[pages] == 1), pages, f"slot {slot}: writable pages that are shared")
         _must(not c.bound or len(shown) == c.n_pages, f"slot {slot} does not show all of conversation {c.id}")
         unsealed = np.arange(c.n_sealed, c.n_pages) if c.bound else shown[:0]
         _all(writable[unsealed], unsealed, f"slot {slot}: pages to be written to that cannot be")
+
+
+def _stages(manager: PageManager) -> None:
+    """A stage is free, or used by one cell that shows a frame of the host."""
+    windows, stages = manager.windows, manager.stages
+    cells = np.flatnonzero(windows.stage != NONE)
+    cold = windows.frame >= windows.first_host
+    _all(cold[cells], cells, "cells with a stage that are not cold")
+    every = np.concatenate([windows.stage[cells], np.array(stages.idle_stages, np.int64)])
+    _must(len(np.unique(every)) == len(every), "a stage is used twice")
+    _must(len(every) == stages.created, f"{stages.created} stages exist, and {len(every)} are known")
+    _must(windows.n_cold == cold.sum(), f"{windows.n_cold} cells are counted as cold, and {cold.sum()} are")
+    direct = np.flatnonzero(cold & (windows.stage == NONE))
+    _must(not direct.size or manager.geometry.zero_copy, "frames of the host are shown that cannot be")
 
 
 def _snapshots(manager: PageManager) -> None:

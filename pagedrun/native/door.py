@@ -3,6 +3,7 @@
     Door ── open_templates ──> TemplateHandle ── reply ──> ReplyHandle
          ── sampler ─────────> SamplerHandle
          ── fit ─────────────> FitHandle
+         ── memory
          ── schema_to_grammar
 
 JSON crosses the door as text. A handle frees itself with `close`, or when it is collected; it is not locked, so
@@ -57,6 +58,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sampler_free": (None, (c_void_p,)),
     "fit_init": (c_void_p, (c_char_p, c_void_p, c_void_p, c_size_t, c_uint32, _ERROR_OUT)),
     "fit_free": (None, (c_void_p,)),
+    "memory": (c_void_p, (c_char_p, c_void_p, c_void_p)),
 }
 
 
@@ -110,6 +112,16 @@ class Door:
         fit = FitHandle(self, handle)
         fit.report = self.answer(report.value)
         return fit
+
+    def memory(self, path: str, mparams: Any, cparams: Any) -> list[dict[str, Any]]:
+        """What the model and a context (ctypes structures) would take, from a load that allocates nothing.
+
+        One `{name, free, total, model, context, compute}` for each device, in bytes; main memory is the last. Takes
+        0.2 s or more, most of it for the vocabulary. Raises EngineError. Never call it from two threads.
+        """
+        answer = self.c.memory(path.encode(), ctypes.byref(mparams), ctypes.byref(cparams))
+        devices: list[dict[str, Any]] = self.answer(answer)["devices"]
+        return devices
 
     def made(self, handle: int | None, error: c_void_p) -> int:
         """The new handle. Raises the error that was answered in its place."""

@@ -1,15 +1,28 @@
 """The frames behind a context's KV cache: pagedrun_kv_* of the patched llama.cpp, as `pagedrun.kv`'s frame store.
 
 The C side obeys: it makes frames, maps them into the windows of slots, copies and clears them. What goes where is
-decided in `pagedrun.kv`. See patches/0007-paged-kv-cache.patch, include/pagedrun-kv.h.
+decided in `pagedrun.kv`. See patches/0007-paged-kv-cache.patch, 0008-staged-pages.patch, include/pagedrun-kv.h.
 """
 
 from __future__ import annotations
 
 import ctypes
 import types
-from ctypes import POINTER, Structure, c_bool, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    c_bool,
+    c_char_p,
+    c_double,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -37,7 +50,29 @@ class _Info(Structure):
         ("n_pages", c_uint64),
         ("n_stripes", c_uint32),
         ("n_slots", c_uint32),
+        ("stage_bytes", c_uint64),
+        ("n_groups", c_uint32),
+        ("zero_copy", c_bool),
     )
+
+
+class _Staging(Structure):
+    """pagedrun_kv_staging."""
+
+    _fields_ = (
+        ("decode_copy", c_uint32),
+        ("prefill_copy", c_uint32),
+        ("prefill_from", c_uint32),
+        ("blocks", c_uint32),
+        ("prefetch", c_bool),
+        ("timing", c_bool),
+    )
+
+
+class _Spill(Structure):
+    """pagedrun_kv_spill."""
+
+    _fields_ = (("bytes", c_uint64), ("copies", c_uint64), ("waited_ns", c_uint64))
 
 
 class _Memory(Structure):
@@ -50,6 +85,48 @@ class _Memory(Structure):
         ("host_context", c_uint64),
         ("cells", c_uint64),
     )
+
+
+class Copier(IntEnum):
+    """What fills stages. A kernel lets other layers' small copies pass; the copy engine takes no multiprocessors."""
+
+    KERNEL = 0
+    ENGINE = 1
+
+
+class Route(IntEnum):
+    """Ways between the host and the device. The first two are Copier's; the third is a kernel that reads the host."""
+
+    KERNEL = 0
+    ENGINE = 1
+    ZERO_COPY = 2
+    TO_HOST = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staging:
+    """How stages are filled.
+
+    prefill_from: tokens of one slot in a batch that make it prefill. blocks: of the kernel that copies (0: 16); fewer
+    are slower and leave more to what computes. prefetch: False: a copy begins when its contents are needed. timing:
+    measure how long attention waits.
+    """
+
+    decode: Copier = Copier.KERNEL
+    prefill: Copier = Copier.ENGINE
+    prefill_from: int = 32
+    blocks: int = 0
+    prefetch: bool = True
+    timing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What went into stages: bytes, in how many copies, and how long attention waited for them (0 without timing)."""
+
+    n_bytes: int
+    copies: int
+    waited_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +158,9 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "bind": (c_bool, (c_void_p, c_int32, c_uint32, c_void_p)),
     "get_memory": (None, (c_void_p, POINTER(_Memory))),
     "fail": (None, (c_void_p, c_int64)),
+    "staging": (c_int32, (c_void_p, POINTER(_Staging))),
+    "spill_stats": (None, (c_void_p, POINTER(_Spill))),
+    "bandwidth": (c_double, (c_void_p, c_int32, c_uint64)),
 }
 
 
@@ -109,7 +189,10 @@ class PagesDoor:
 
 
 class NativeFrames:
-    """The frame store of one context. Goes with it."""
+    """The frame store of one context. Goes with it.
+
+    n_groups: attentions that take turns in a stage; 0 where there are none.
+    """
 
     def __init__(self, door: PagesDoor, context: Any) -> None:
         self._door = door
@@ -125,7 +208,10 @@ class NativeFrames:
             n_stripes=info.n_stripes,
             n_pages=info.n_pages,
             n_slots=info.n_slots,
+            stage_bytes=info.stage_bytes,
+            zero_copy=info.zero_copy,
         )
+        self.n_groups = int(info.n_groups)
 
     def apply(self, ops: npt.NDArray[np.int64]) -> None:
         """Carry out operations, shape (n, 4). Raises FrameError, which tells how many were done."""
@@ -178,7 +264,27 @@ class NativeFrames:
 
     def n_frames(self, tier: Tier) -> int:
         """Frames that exist in a tier, as the native side counts them."""
-        return int(self._door.c.count_frames(self._pointer, int(tier))) // self.geometry.n_stripes
+        pieces = self.geometry.n_stripes
+        if tier == Tier.STAGE:
+            pieces = max(self.geometry.stage_bytes // self.geometry.page_bytes, 1)
+        return int(self._door.c.count_frames(self._pointer, int(tier))) // pieces
+
+    def staging(self, settings: Staging) -> None:
+        """How stages are filled from now on. Raises FrameError."""
+        s = settings
+        native = _Staging(s.decode, s.prefill, s.prefill_from, s.blocks, s.prefetch, s.timing)
+        if self._door.c.staging(self._pointer, ctypes.byref(native)) != 0:
+            raise self._failure()
+
+    def spill_stats(self) -> Staged:
+        """What went into stages since this was last asked."""
+        found = _Spill()
+        self._door.c.spill_stats(self._pointer, ctypes.byref(found))
+        return Staged(found.bytes, found.copies, found.waited_ns / 1e9)
+
+    def bandwidth(self, route: Route, n_bytes: int = 64 << 20) -> float:
+        """Bytes per second, measured with that much memory, which is made for it; 0.0: cannot be measured here."""
+        return float(self._door.c.bandwidth(self._pointer, int(route), n_bytes))
 
     def fail_at(self, n: int) -> None:
         """For tests: the n-th making of a stripe's frame from now on fails; 0: none does."""

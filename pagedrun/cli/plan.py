@@ -1,0 +1,124 @@
+"""`pagedrun plan`: what goes where, how long conversations can be, how fast it will be; before anything is loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pagedrun.cli.options import EngineOptions, ModelArgument, with_options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pagedrun.hub import LocatedModel
+    from pagedrun.plan.ahead import WithRam
+    from pagedrun.planning import Planned
+
+
+@with_options
+def plan(
+    model: ModelArgument = None,
+    *,
+    engine: EngineOptions,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; sizes in bytes.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Say why each choice was made.")] = False,
+) -> None:
+    """Show how a model would be placed on this machine: VRAM, RAM and disk, context, speed.
+
+    Nothing is loaded. --gpu-memory 6GiB asks about a GPU of that size, whether it is here or not. Leaves with 1 if it
+    does not fit, and says what would. Speeds are predictions, from how fast this machine's memories are; that is
+    measured once.
+    """
+    from pagedrun.cli import table
+    from pagedrun.hub import locate
+    from pagedrun.plan.ahead import with_other_ram
+    from pagedrun.plan.data import to_data
+
+    planned = _planned(locate(model), engine)
+    others = with_other_ram(planned.machine, planned.with_machine)
+    if as_json:
+        table.print_json(to_data(planned.plan, planned.machine, others))
+    else:
+        _show(planned, explain=explain)
+        _show_rams(planned, others)
+    if not planned.plan.fits:
+        _refuse(planned)
+
+
+def _planned(located: LocatedModel, engine: EngineOptions) -> Planned:
+    """The plan, from the file's header. Raises ModelError, UsageError."""
+    from pagedrun import machine
+    from pagedrun.errors import ModelError
+    from pagedrun.gguf_file import read_facts, why_no_text
+    from pagedrun.hub.verify import explained
+    from pagedrun.memory import check_seq_len
+    from pagedrun.planning import machine_facts, plan_model
+
+    config = engine.settings()
+    with explained(located.path):
+        facts = read_facts(located.path)
+    if what := why_no_text(facts):
+        raise ModelError(f"{located.name} does not generate text: it is {what}")
+    check_seq_len(located.name, config.max_seq_len, facts.context or config.max_seq_len)
+    gpus = machine.gpus() if config.gpu_layers != 0 else []
+    supposed = config.gpu_memory if engine.gpu_memory else 0
+    found = machine_facts(located.path, config, gpus, supposed=supposed, probe=True)
+    planned = plan_model(facts, config, found, _library() if gpus else None)
+    if not planned.shape.known:
+        raise ModelError(
+            f"there is no plan for the architecture {planned.shape.architecture!r}",
+            hint="llama.cpp places its layers by itself when it is loaded",
+        )
+    return planned
+
+
+def _library() -> object | None:
+    """The runtime, to ask it about buffers; None where there is none, or one for the CPU alone."""
+    from pagedrun.errors import RuntimeLibraryError
+    from pagedrun.native.library import load
+
+    try:
+        library = load()
+    except RuntimeLibraryError:
+        return None
+    return library if library.llama.llama_supports_gpu_offload() else None
+
+
+def _show(planned: Planned, *, explain: bool) -> None:
+    from pagedrun.cli import table
+    from pagedrun.plan import text
+
+    plan = planned.plan
+    table.print_text("\n".join(text.summary(plan, planned.machine)) + "\n")
+    table.print_table(text.ITEM_TITLES, text.item_rows(plan), right=text.ITEM_TITLES[1:])
+    if not plan.fits:
+        return
+    if rows := text.kv_rows(plan):
+        table.print_text("")
+        table.print_table(text.KV_TITLES, rows, right=text.KV_TITLES[2:])
+    table.print_text("")
+    table.print_table(text.SPEED_TITLES, text.speed_rows(plan), right=text.SPEED_TITLES)
+    if explain:
+        table.print_text("\n" + "\n".join(f"- {reason}" for reason in plan.reasons))
+
+
+def _show_rams(planned: Planned, others: Sequence[WithRam]) -> None:
+    from pagedrun.cli import console, table
+    from pagedrun.plan import text
+    from pagedrun.units import size
+
+    plan = planned.plan
+    lines = [f"RAM it needs: {size(plan.ram_needed)}"]
+    lines += [text.ram_line(other) for other in others]
+    table.print_text("\n" + "\n".join(lines))
+    for note in text.notes(plan, planned.machine):
+        console.note(note)
+
+
+def _refuse(planned: Planned) -> None:
+    from pagedrun.errors import NotEnoughMemoryError
+    from pagedrun.plan import text
+
+    message, hint = text.refusal(planned.plan)
+    raise NotEnoughMemoryError(f"{planned.plan.model}: {message}", hint=hint)

@@ -1,0 +1,169 @@
+"""The memory of a page manager: what it is made of, and how pages move in it without anybody's asking for tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pagedrun.kv.budget import Budget
+from pagedrun.kv.geometry import PageGeometry
+from pagedrun.kv.ids import ConversationId, PageIds, Tier
+from pagedrun.kv.policy import policy_named
+from pagedrun.kv.pool import FramePool
+from pagedrun.kv.prefetch import Prefetch
+from pagedrun.kv.residency import Residency
+from pagedrun.kv.snapshots import SnapshotStore
+from pagedrun.kv.spill import Spill, SpillSettings
+from pagedrun.kv.stages import Stages
+from pagedrun.kv.store import FrameStore
+from pagedrun.kv.table import Conversation, PageTable
+from pagedrun.kv.transfers import Transfers
+from pagedrun.kv.windows import Windows
+
+
+class PageMemory:
+    """Frames, stages, pages, windows and snapshots of one store. See PageManager."""
+
+    def __init__(
+        self,
+        geometry: PageGeometry,
+        store: FrameStore,
+        *,
+        gpu_memory: Budget,
+        swap_space: Budget,
+        policy: str = "clock",
+        spill: SpillSettings | None = None,
+    ) -> None:
+        size, spill = geometry.frame_bytes, spill or SpillSettings()
+        device = FramePool(store, Tier.DEVICE, gpu_memory, size, reserve=spill.reserve(geometry))
+        host = FramePool(store, Tier.HOST, swap_space, size, first=device.most)
+        n_frames = device.most + host.most
+        self.geometry = geometry
+        self.table = table = PageTable(n_frames)  # every page has a frame at least
+        self.conversations: dict[ConversationId, Conversation] = {}
+        self.transfers = Transfers(store, n_frames)
+        self.windows = Windows(geometry.n_slots, geometry.n_pages, device.most)
+        self.residency = Residency(table, (device, host), self.transfers, self.windows, policy_named(policy, n_frames))
+        self.snapshots = SnapshotStore(swap_space, self._spare_host)
+        self.stages = Stages(geometry, store, device, self.windows, first=n_frames)
+        parts = (table, self.residency, self.windows, self.stages)
+        self.spilling = Spill(geometry, spill, parts, self._carry_out, self.snapshots.spare)
+        self.prefetching = Prefetch(table, self.residency, self.transfers, spill.prefetch, keep_free=spill.batch)
+        self.shown: list[Conversation | None] = [None] * geometry.n_slots
+        self._opened = 0
+        self._full_budget = gpu_memory.limit
+
+    def pages(self, conversation: ConversationId) -> PageIds:
+        """A conversation's pages, in order."""
+        pages: PageIds = self.conversations[conversation].pages.copy()
+        return pages
+
+    def promote(self, pages: PageIds) -> bool:
+        """Bring pages to the device ahead of time; False when frames are short."""
+        return self.residency.promote(np.unique(pages))
+
+    def demote(self, pages: PageIds) -> int:
+        """Move pages to the host, but for those that a slot is bound to, as far as there is room; answers how many."""
+        return self.residency.demote(np.unique(pages))
+
+    def flush(self) -> None:
+        """Hand all decisions to the store, in one array where no copy has to wait for another, and wait for what the
+        next step needs. Raises FrameError.
+        """
+        self.transfers.submit(self.windows)
+        self.transfers.settle(self.table.pins)
+        self.poll()
+        self.spilling.tidy()
+
+    def write_back(self, max_pages: int) -> int:
+        """Copy full pages to the host while a step computes, so that they can leave without a copy; answers how many.
+
+        To be called after `flush`. Raises FrameError.
+        """
+        n = self.residency.write_back(max_pages)
+        if n:
+            self.transfers.submit(self.windows)
+        return n
+
+    def poll(self) -> None:
+        """See which copies have arrived. Does not wait."""
+        self.transfers.poll()
+        self.residency.settle()
+
+    def trim(self) -> int:
+        """Give the memory of free frames back to the system; answers how many bytes. Raises FrameError."""
+        self.flush()  # no window shows them then
+        self.stages.shrink(0)
+        n = sum(pool.shrink(len(pool.idle_frames)) for pool in (self.residency.device, self.residency.host))
+        return n * self.geometry.frame_bytes
+
+    def shrink(self, n_bytes: int) -> int:
+        """Give memory of the device back to the system: pages leave it, idle ones first. Raises FrameError.
+
+        The budget is lowered by as much. Answers how many bytes were given back: more or less than asked for, as frames
+        go, as there is room on the host, and as there was anything to give.
+        """
+        device, size = self.residency.device, self.geometry.frame_bytes
+        before = device.budget.used
+        goal = max(before - n_bytes - device.reserve, 0)  # the first stage is to be paid for then, too
+        try:
+            self._carry_out()
+            self.stages.shrink(0)
+            for step in (lambda n: None, self._demote_idle, self._spill_bound):
+                lack = -(-(device.budget.used - goal) // size)
+                if lack > 0:
+                    step(lack)
+                    self._carry_out()
+                    lack = -(-(device.budget.used - goal) // size)
+                    device.shrink(min(lack, len(device.idle_frames)))
+        finally:
+            device.budget.limit = max(device.budget.limit - n_bytes, device.budget.used)
+        return before - device.budget.used
+
+    def grow(self, n_bytes: int) -> int:
+        """Take back what `shrink` gave, as far as it gave something; answers by how many bytes the budget grew."""
+        budget = self.residency.device.budget
+        n_bytes = min(n_bytes, self._full_budget - budget.limit)
+        budget.limit += n_bytes
+        return n_bytes
+
+    def recall(self) -> int:
+        """Bring some cold pages of bound conversations back to the device, if there is room; answers how many.
+
+        To be called before a step's `flush`.
+        """
+        if not self.windows.n_cold:
+            return 0
+        return self.spilling.recall([c for c in self.shown if c is not None and c.bound])
+
+    def prefetch(self, pages: PageIds) -> int:
+        """Bring some of these pages to the device ahead of time, the first ones first; answers how many.
+
+        Nobody who needs a frame loses it: only idle pages may have to leave, and none while bound ones are cold.
+        """
+        most = self.spilling.settings.per_step
+        return self.prefetching.bring(pages, most, may_evict=not self.windows.n_cold)
+
+    # inside
+
+    def _carry_out(self) -> None:
+        """Flush, and wait until the frames that pages left can be destroyed. Raises FrameError."""
+        self.flush()
+        self.transfers.drain()
+        self.poll()
+
+    def _demote_idle(self, n: int) -> None:
+        residency, table = self.residency, self.table
+        idle = np.flatnonzero(table.resident() & ~table.pinned())
+        if n > 0 and idle.size:
+            residency.demote(np.sort(residency.policy.victims(min(n, len(idle)), idle, residency.clean(idle))))
+
+    def _spill_bound(self, n: int) -> None:
+        for c in self.shown:
+            short = n - self.residency.device.available  # frames, which are to be destroyed
+            if c is not None and c.bound and short > 0:
+                self.spilling.give_up(c, short)
+
+    def _spare_host(self, n_bytes: int) -> None:
+        """Give swap space back, if there is any that no page needs."""
+        n = -(-n_bytes // self.geometry.frame_bytes)
+        self.residency.host.shrink(self.residency.spare_host(n))

@@ -1,0 +1,108 @@
+"""What llama.cpp computes in: buffers on the device and in RAM, for a batch and a length of conversations.
+
+    device   batch x what a token needs on its way through a layer
+             batch x n_kv x 2                                            attention's mask
+             n_kv x one layer's K and V as f16                           where the cache is quantised
+             experts that are copied from RAM for a large batch
+    RAM      batch x (its inputs), and the mask once more
+
+The mask and the f16 copies are exact (ggml-cuda/fattn.cu), and so is what a token needs on the CPU, checked against
+llama.cpp for both shapes of scripts/random_model.py. On a GPU llama.cpp is asked, as it knows best which of its
+kernels need what.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from pagedrun.config import EngineConfig
+from pagedrun.plan.rules import MIB
+from pagedrun.plan.shape import ModelShape
+
+_STEP = 256  # llama.cpp rounds the length that attention reads up to it
+_SLACK = 32 * MIB  # alignment, and holes between tensors
+
+
+class BufferModel(Protocol):
+    """Bytes of compute buffers. n_kv: tokens of the longest conversation. copies: routed experts are in RAM."""
+
+    @property
+    def reckoned(self) -> bool:
+        """Whether nobody asked llama.cpp."""
+
+    def device(self, batch: int, n_kv: int, *, copies: bool) -> int:
+        """On the GPU."""
+
+    def host(self, batch: int, n_kv: int) -> int:
+        """In RAM, beside a GPU."""
+
+
+def attention_bytes(batch: int, n_kv: int, f16_copy: int) -> int:
+    """What grows with the conversation. f16_copy: bytes of a token's f16 copy in one layer, 0 where none is made."""
+    n = math.ceil(n_kv / _STEP) * _STEP
+    return n * (2 * batch + f16_copy)
+
+
+def f16_copy_of(shape: ModelShape, config: EngineConfig) -> int:
+    """Bytes a token of all slots, to read one layer's cache as f16; 0 where it is."""
+    per_layer = shape.kv.full_elements // max(shape.kv.full_layers, 1)
+    return 0 if config.kv_types == ("f16", "f16") else 2 * per_layer * config.max_num_seqs
+
+
+@dataclass(frozen=True, slots=True)
+class Reckoned:
+    """From the model's shape alone."""
+
+    shape: ModelShape
+    config: EngineConfig
+
+    @property
+    def reckoned(self) -> bool:
+        """It is."""
+        return True
+
+    def device(self, batch: int, n_kv: int, *, copies: bool) -> int:
+        """Activations, mask, and one tensor of experts."""
+        fixed = _SLACK + (self.shape.expert_piece if copies else 0)
+        return fixed + self.cpu(batch, n_kv) + attention_bytes(0, n_kv, f16_copy_of(self.shape, self.config))
+
+    def host(self, batch: int, n_kv: int) -> int:
+        """Inputs: embeddings, positions, the mask."""
+        return attention_bytes(batch, n_kv, 0) + batch * 4 * (self.shape.n_embd + 8)
+
+    def cpu(self, batch: int, n_kv: int) -> int:
+        """Without a GPU: what llama.cpp answers for the CPU, to the byte or nearly."""
+        s = self.shape
+        token = 4 * (3 * s.ff + (4 + s.experts[1]) * s.n_embd)
+        return attention_bytes(batch, n_kv, 0) + batch * token
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """As llama.cpp answered for two batches: bytes of the device that are fixed, and for each token of a batch.
+
+    without_copies: the same where no experts are in RAM. f16_copy: as `f16_copy_of`.
+    """
+
+    shape: ModelShape
+    fixed: float
+    per_token: float
+    without_copies: tuple[float, float]
+    host_per_token: float
+    f16_copy: int
+
+    @property
+    def reckoned(self) -> bool:
+        """It is not."""
+        return False
+
+    def device(self, batch: int, n_kv: int, *, copies: bool) -> int:
+        """On the GPU."""
+        fixed, per_token = (self.fixed, self.per_token) if copies else self.without_copies
+        return math.ceil(fixed + per_token * batch) + attention_bytes(batch, n_kv, self.f16_copy)
+
+    def host(self, batch: int, n_kv: int) -> int:
+        """In RAM."""
+        return math.ceil(self.host_per_token * batch) + attention_bytes(batch, n_kv, 0)

@@ -1,0 +1,154 @@
+"""From a model, a machine and wishes to a plan.
+
+    1  the longest window whose conversation fits VRAM and RAM together
+    2  for it, as much hot as is wished (rules.HOT_TOKENS) and the largest batch; less of both where VRAM is short
+    3  routed experts, layer by layer from the last, in what is left; only once the wish is met
+    4  what is left then is room for more pages
+
+More VRAM therefore never gives a shorter window or fewer experts. If not even the shortest window fits with all layers
+on the GPU, layers stay in RAM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from pagedrun.config import EngineConfig
+from pagedrun.plan import rules
+from pagedrun.plan.buffers import BufferModel
+from pagedrun.plan.cpu import cpu_plan
+from pagedrun.plan.finish import Choice, finish
+from pagedrun.plan.layers import Weights, forced, with_fewer_layers, with_more_experts, without_experts
+from pagedrun.plan.machine import MachineFacts
+from pagedrun.plan.nearest import with_nearest
+from pagedrun.plan.need import Needs, Trial
+from pagedrun.plan.result import Plan
+from pagedrun.plan.shape import ModelShape
+
+
+def make_plan(shape: ModelShape, machine: MachineFacts, config: EngineConfig, buffers: BufferModel) -> Plan:
+    """The plan. One that does not fit says what is missing, and what would fit."""
+    plan = choose(shape, machine, config, buffers)
+    if plan.fits:
+        return plan
+    return with_nearest(plan, config, lambda other: choose(shape, machine, other, buffers))
+
+
+def choose(shape: ModelShape, machine: MachineFacts, config: EngineConfig, buffers: BufferModel) -> Plan:
+    """The plan, without looking for others where it does not fit."""
+    if not machine.vram or config.gpu_layers == 0:
+        return cpu_plan(shape, machine, config)
+    needs = Needs(shape, machine, config, buffers)
+    if config.gpu_layers > 0:
+        return _forced(needs, forced(shape, config.gpu_layers))
+    chosen = _Chooser(needs).choice()
+    return finish(needs, chosen) if chosen.weights.gpu_layers else cpu_plan(shape, machine, config)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chooser:
+    needs: Needs
+
+    def choice(self) -> Choice:
+        """Weights and a trial that fit; with as few layers as it takes."""
+        least = without_experts(self.needs.shape)
+        for trial in self._trials(least):
+            if self._fits(least, trial):
+                return self._fill(least, trial)
+        return self._fewer_layers()
+
+    def _fits(self, weights: Weights, trial: Trial) -> bool:
+        return self.needs.wanted(weights, trial) <= self.needs.machine.vram
+
+    def _trials(self, weights: Weights) -> Iterator[Trial]:
+        """The better ones first."""
+        for window in windows(self.needs):
+            for hot, batch in self._wishes(window):
+                trial = Trial(window, batch, hot)
+                if self._holds(weights, trial):
+                    yield trial
+
+    def _wishes(self, window: int) -> list[tuple[int, int]]:
+        """Hot tokens and batch, the better ones first. Without experts to copy, a large batch is worth little VRAM."""
+        config, sizes = self.needs.config, batches(self.needs.config)
+        wish = config.max_seq_len or min(rules.HOT_TOKENS, window)
+        if not self.needs.may_spill:
+            return [(window, batch) for batch in sizes]
+        least = min(rules.HOT_TOKENS_LEAST, window)
+        modest = sizes if self.needs.shape.routed else sizes[-1:]
+        return [*((wish, batch) for batch in sizes), *((least, batch) for batch in modest)]
+
+    def _holds(self, weights: Weights, trial: Trial) -> bool:
+        """Whether there is room for one conversation of the whole window, as far as VRAM can be counted on."""
+        needs = self.needs
+        warm = needs.swap(weights, trial)
+        hot = trial.hot * needs.seqs * needs.token_bytes
+        if needs.config.max_seq_len:  # what else VRAM has goes to pages before it goes to experts
+            hot = max(hot, needs.left_for_pages(weights, trial))
+        return trial.window * needs.token_bytes <= hot + (warm if needs.may_spill else 0)
+
+    def _fill(self, least: Weights, trial: Trial) -> Choice:
+        """Experts in what is left, and with all of them on the GPU a longer window."""
+        best = next(self._trials(least))
+        if not self.needs.shape.routed:
+            return self._longer(least, trial)
+        if trial != best:
+            return Choice(least, trial, short=True)
+        everything = replace(least, ram_experts=())
+        if self._fits(everything, trial):
+            return self._longer(everything, trial)
+        chosen = least
+        for more in with_more_experts(self.needs.shape):
+            if not self._fits(more, trial):
+                break
+            chosen = more
+        return Choice(chosen, trial)
+
+    def _longer(self, weights: Weights, trial: Trial) -> Choice:
+        """Beyond the usual window as far as all of a conversation stays hot."""
+        if self.needs.config.max_seq_len:
+            return Choice(weights, trial)
+        for window in _halves(self.needs.shape.n_ctx_train, trial.window + 1):
+            longer = replace(trial, window=window, hot=window)
+            if self._fits(weights, longer):
+                return Choice(weights, replace(longer, hot=trial.hot))
+        return Choice(weights, trial)
+
+    def _fewer_layers(self) -> Choice:
+        """Some layers in RAM: their part of the KV cache too, so that nothing is copied for them."""
+        config, shape = self.needs.config, self.needs.shape
+        window = config.max_seq_len or min(rules.SHORTEST_WINDOW, shape.n_ctx_train)
+        trial = Trial(window, batches(config)[-1], window)
+        for weights in with_fewer_layers(shape):
+            if self._fits(weights, trial):
+                return Choice(weights, trial, short=True)
+        raise AssertionError("without layers nothing is needed")
+
+
+def windows(needs: Needs) -> list[int]:
+    """Lengths of a conversation to try, the longest first."""
+    if asked := needs.config.max_seq_len:
+        return [asked]
+    trained = needs.shape.n_ctx_train
+    most = rules.WINDOW if needs.may_spill else rules.HOT_TOKENS  # beyond that routed experts come first
+    return list(_halves(min(trained, most), min(rules.SHORTEST_WINDOW, trained)))
+
+
+def batches(config: EngineConfig) -> tuple[int, ...]:
+    """Tokens computed at once, to try, the largest first."""
+    return (config.max_batch_tokens,) if config.max_batch_tokens else rules.BATCHES
+
+
+def _halves(most: int, least: int) -> Iterator[int]:
+    while most >= max(least, 1):
+        yield most
+        most //= 2
+
+
+def _forced(needs: Needs, weights: Weights) -> Plan:
+    """With a number of layers that somebody gave: the best trial that fits, or the most modest one, as too large."""
+    config = needs.config
+    trials = [Trial(w, b, min(rules.HOT_TOKENS_LEAST, w)) for w in windows(needs) for b in batches(config)]
+    fitting = (t for t in trials if needs.wanted(weights, t) <= needs.machine.vram)
+    return finish(needs, Choice(weights, next(fitting, trials[-1])))

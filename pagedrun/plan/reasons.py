@@ -1,0 +1,83 @@
+"""Why a plan is as it is, in sentences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pagedrun.plan import rules
+from pagedrun.plan.need import Needs
+from pagedrun.plan.result import KvPlan
+from pagedrun.units import count, size
+
+if TYPE_CHECKING:
+    from pagedrun.plan.finish import Choice
+
+
+def reasons(needs: Needs, choice: Choice, kv: KvPlan) -> tuple[str, ...]:
+    """For each decision one sentence or two."""
+    return tuple(text for text in (*_weights(needs, choice), *_context(needs, choice, kv)) if text)
+
+
+def _weights(needs: Needs, choice: Choice) -> list[str]:
+    shape, weights = needs.shape, choice.weights
+    n = len(shape.layers)
+    texts = ["Token embeddings stay in RAM: of them one row is read for each token."]
+    if needs.config.gpu_layers > 0:
+        return [*texts, f"{weights.gpu_layers} layers are on the GPU because --gpu-layers says so."]
+    if not weights.whole:
+        on_gpu = n - weights.first
+        texts.append(
+            f"{on_gpu} of {n} layers are on the GPU: all of them would need {size(_all(needs, choice))}, "
+            f"and {size(needs.machine.vram)} may be used. The KV cache of the others is in RAM, with them."
+        )
+        return texts
+    if not shape.routed:
+        return [*texts, f"All {n} layers are on the GPU: every weight of them is read for each token."]
+    texts.append(
+        f"Everything but the routed experts is on the GPU: it is {size(shape.rest + shape.output)}, and all of it is "
+        f"read for each token. Of {size(shape.routed)} of routed experts a token reads "
+        f"{100 * shape.active_share:.0f} %."
+    )
+    on_gpu = sum(layer.experts > 0 for layer in shape.layers) - len(weights.ram_experts)
+    why = (
+        "no experts are on the GPU, because the KV cache comes first and has less than it should"
+        if choice.short
+        else f"the routed experts of {on_gpu} of {n} layers are on the GPU, in what is left"
+    )
+    texts.append(f"{why[0].upper()}{why[1:]}.")
+    return texts
+
+
+def _all(needs: Needs, choice: Choice) -> int:
+    from pagedrun.plan.layers import without_experts
+
+    return needs.wanted(without_experts(needs.shape), choice.trial)
+
+
+def _context(needs: Needs, choice: Choice, kv: KvPlan) -> list[str]:
+    trial, shape = choice.trial, needs.shape
+    texts = []
+    if shape.routed and kv.token_bytes:
+        texts.append(
+            f"{count(trial.hot, 'token')} of each conversation get VRAM before experts do: a GiB of KV in RAM "
+            f"costs a GiB of traffic for each token, a GiB of experts {size(rules.GIB * shape.active_share)}."
+        )
+    if kv.spills:
+        texts.append(
+            f"A conversation can have {count(trial.window, 'token')}; beyond {count(kv.hot)} its oldest pages go "
+            "to RAM and are read from there. So pages are of one layer each, which keeps copies ahead of the layers "
+            "that need them."
+        )
+    elif kv.token_bytes:
+        texts.append(f"All {count(trial.window, 'token')} of a conversation stay in VRAM, so that pages can be small.")
+    if needs.config.max_batch_tokens:
+        return texts
+    buffers = size(needs.compute(choice.weights, trial))
+    if choice.weights.ram_experts:
+        texts.append(
+            f"{count(trial.batch, 'token')} are computed at once: experts in RAM are copied to the GPU for each batch. "
+            f"The buffers for that, and for this length, take {buffers}."
+        )
+    else:
+        texts.append(f"{count(trial.batch, 'token')} are computed at once, with buffers of {buffers}.")
+    return texts

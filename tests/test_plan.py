@@ -1,0 +1,273 @@
+"""Plans of the full shapes on pretended machines: sums, what comes first, and what never happens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagedrun.config import EngineConfig
+from pagedrun.gguf_file import read_facts
+from pagedrun.plan import MachineFacts, Measured, ModelShape, Plan, Reckoned, Speeds, make_plan, shape_of
+from pagedrun.plan.layers import Weights, forced, with_fewer_layers, without_experts
+from pagedrun.plan.rules import GIB, HOT_TOKENS, MIB, RAM_MARGIN
+from tests.plan_models import machine_with, write_hollow
+
+SMALL_CARDS = (6, 8, 12)
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> ModelShape:
+    """The 35B's."""
+    return shape_of(read_facts(write_hollow(tmp_path_factory.mktemp("hollow") / "35b.gguf")))
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> ModelShape:
+    """The 8B's."""
+    return shape_of(read_facts(write_hollow(tmp_path_factory.mktemp("hollow") / "8b.gguf", dense=True)))
+
+
+def planned(shape: ModelShape, machine: MachineFacts, **wishes: Any) -> Plan:
+    config = EngineConfig(**wishes)
+    return make_plan(shape, machine, config, Reckoned(shape, config))
+
+
+def on_gpu(plan: Plan, shape: ModelShape) -> int:
+    """Layers whose routed experts are on the GPU."""
+    if plan.settings.gpu_layers <= len(shape.layers):
+        return 0
+    return len(shape.layers) - len(plan.settings.ram_experts)
+
+
+def test_what_the_shapes_are(big: ModelShape, dense: ModelShape) -> None:
+    assert big.known
+    assert dense.known
+    assert (len(big.layers), sum(layer.attention for layer in big.layers), big.experts) == (40, 10, (256, 8))
+    assert big.embeddings + big.output + big.rest + big.routed == big.size
+    assert 18 * GIB < big.routed < 19 * GIB
+    assert 2e9 < big.active_params < 4e9
+    assert 7e9 < dense.active_params < 8.1e9
+    assert not dense.tied
+
+
+@pytest.mark.parametrize("vram", SMALL_CARDS)
+def test_a_small_card_gets_all_but_experts_then_32k_tokens_then_experts(big: ModelShape, vram: int) -> None:
+    plan = planned(big, machine_with(vram))
+    assert plan.fits
+    assert plan.settings.gpu_layers == 41
+    assert plan.kv.hot >= HOT_TOKENS
+    assert 0 < on_gpu(plan, big) < 40
+    assert plan.settings.max_seq_len == 131_072
+    assert plan.settings.batch == 2048
+    assert plan.settings.pinned
+    held = plan.settings.ram_experts
+    assert held == tuple(range(len(held)))  # the first layers' experts are in RAM, as llama.cpp's --n-cpu-moe has it
+    # not one more layer's experts would have had room
+    assert plan.kv.hot * plan.kv.token_bytes - HOT_TOKENS * plan.kv.token_bytes < big.layers[held[-1]].experts + MIB
+
+
+def test_a_length_that_was_asked_for_comes_before_experts(big: ModelShape) -> None:
+    usual, long = planned(big, machine_with(8)), planned(big, machine_with(8), max_seq_len=131_072)
+    assert long.kv.hot >= 131_072
+    assert not long.kv.spills
+    assert on_gpu(long, big) < on_gpu(usual, big)
+    assert long.speeds[-1].decode > usual.speeds[-1].decode
+    assert long.speeds[0].decode < usual.speeds[0].decode
+
+
+def test_256k_on_6_gib_spills(big: ModelShape) -> None:
+    plan = planned(big, machine_with(6), max_seq_len=262_144)
+    assert plan.fits
+    assert plan.kv.spills
+    assert on_gpu(plan, big) == 0
+    assert plan.kv.hot + plan.kv.warm >= 262_144
+    assert 0 < plan.kv.staging < 2 / 10 * 262_144 * plan.kv.token_bytes
+    assert not plan.settings.fine_pages
+    assert plan.speeds[-1].cold > 0
+
+
+def test_a_model_that_fits_is_all_on_the_gpu_and_the_window_is_its_own(big: ModelShape, dense: ModelShape) -> None:
+    plan = planned(big, machine_with(40))
+    assert plan.settings.ram_experts == ()
+    assert plan.settings.max_seq_len == 262_144
+    assert plan.settings.fine_pages
+    assert not plan.settings.pinned
+    assert planned(dense, machine_with(24)).settings.gpu_layers == 33
+
+
+def test_layers_of_a_dense_model_come_before_long_contexts(dense: ModelShape) -> None:
+    plan = planned(dense, machine_with(6))
+    assert plan.settings.gpu_layers == 33
+    assert 4096 <= plan.kv.hot < HOT_TOKENS
+    assert plan.kv.spills
+    smaller = planned(dense, machine_with(4))
+    assert 0 < smaller.settings.gpu_layers < 33
+    assert smaller.settings.max_seq_len == 8192
+    assert smaller.settings.pinned
+    (layers,) = (item for item in smaller.items if item.name == "layers")
+    assert layers.vram > 0 < layers.ram
+
+
+def test_layers_by_force(dense: ModelShape) -> None:
+    assert planned(dense, machine_with(8), gpu_layers=10).settings.gpu_layers == 10
+    plan = planned(dense, machine_with(4), gpu_layers=99)
+    assert plan.missing_in == "VRAM"
+    assert plan.missing > 0
+    assert "--gpu-layers -1" in plan.nearest
+    assert planned(dense, machine_with(8), gpu_layers=0).total("vram") == 0
+
+
+def test_without_a_gpu(dense: ModelShape) -> None:
+    plan = planned(dense, machine_with(0, 16))
+    assert plan.fits
+    assert (plan.settings.gpu_layers, plan.total("vram")) == (0, 0)
+    assert plan.total("ram") <= plan.ram
+    assert planned(dense, machine_with(0, 3)).missing_in == "RAM"
+
+
+def test_what_would_fit_is_said_and_true(big: ModelShape) -> None:
+    wishes = {"max_seq_len": 262_144, "spill": "off", "gpu_layers": 41}
+    plan = planned(big, machine_with(6), **wishes)
+    assert not plan.fits
+    assert plan.nearest
+    assert "--gpu-layers -1" in plan.nearest
+    for text in plan.nearest:
+        if text.startswith("--gpu-layers"):
+            assert planned(big, machine_with(6), **wishes | {"gpu_layers": -1}).fits
+
+
+def test_too_little_ram(big: ModelShape) -> None:
+    plan = planned(big, machine_with(6, 8))
+    assert not plan.fits
+    assert plan.missing_in == "RAM"
+    some = planned(big, machine_with(6, 16))
+    assert some.fits
+    assert some.from_disk > 0
+    assert not some.settings.pinned
+    assert some.speeds[0].decode < planned(big, machine_with(6, 32)).speeds[0].decode
+
+
+def test_more_conversations_have_more_hot_tokens_and_states(big: ModelShape) -> None:
+    one, four = planned(big, machine_with(12)), planned(big, machine_with(12), max_num_seqs=4)
+    assert four.kv.hot >= 4 * HOT_TOKENS > one.kv.hot
+    assert on_gpu(four, big) < on_gpu(one, big)
+
+
+def test_paging_off_means_that_all_of_the_window_is_in_vram(big: ModelShape) -> None:
+    plan = planned(big, machine_with(8), paging="off")
+    assert plan.settings.max_seq_len == HOT_TOKENS
+    assert not plan.kv.spills
+    assert plan.kv.warm == 0
+
+
+def test_a_smaller_cache_leaves_room_for_experts(big: ModelShape) -> None:
+    full, small = (planned(big, machine_with(6), max_seq_len=131_072, kv_type=kind) for kind in ("f16", "q4_0"))
+    assert on_gpu(small, big) > on_gpu(full, big)
+
+
+def test_answers_of_llama_cpp_go_before_reckoning(big: ModelShape) -> None:
+    config = EngineConfig()
+    asked = Measured(big, 100.0 * MIB, 200_000.0, (50.0 * MIB, 200_000.0), 10_000.0, 0)
+    plan = make_plan(big, machine_with(8), config, asked)
+    assert not plan.reckoned
+    (buffers,) = (item for item in plan.items if item.name == "compute buffers")
+    assert buffers.vram == 100 * MIB + 2048 * 200_000 + 131_072 * 2048 * 2
+
+
+def test_reckoned_buffers_are_what_llama_cpp_answers_for_the_cpu(big: ModelShape, dense: ModelShape) -> None:
+    """Recorded from pagedrun_memory, f16, one conversation: (batch, tokens) -> MiB."""
+    recorded = {
+        "35b": {(512, 4096): 76.02, (2048, 32_768): 416.07, (1024, 131_072): 400.04},
+        "8b": {(512, 4096): 120.01, (2048, 32_768): 592.05, (1024, 131_072): 488.02},
+    }
+    for shape, name in ((big, "35b"), (dense, "8b")):
+        for (batch, n_kv), n_mib in recorded[name].items():
+            assert Reckoned(shape, EngineConfig()).cpu(batch, n_kv) / MIB == pytest.approx(n_mib, abs=0.2)
+
+
+def test_nothing_is_lost_wherever_layers_are(big: ModelShape, dense: ModelShape) -> None:
+    for shape in (big, dense):
+        for weights in (without_experts(shape), *with_fewer_layers(shape), forced(shape, 7), Weights(shape, 0)):
+            assert weights.vram + weights.ram == shape.size
+    tied = replace(dense, tied=True, output=dense.output + dense.embeddings)
+    assert Weights(tied, 0).ram == tied.embeddings + tied.rest + tied.output - tied.embeddings
+    assert forced(tied, 1).vram == tied.output
+
+
+KINDS = st.sampled_from(["f16", "q8_0", "q4_0"])
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    vram=st.floats(1, 30), ram=st.floats(4, 64), length=st.sampled_from([0, 4096, 32_768, 131_072, 262_144]),
+    seqs=st.integers(1, 8), kind=KINDS, spill=st.sampled_from(["auto", "off"]), name=st.sampled_from(["big", "dense"]),
+)  # fmt: skip
+def test_a_plan_that_fits_never_takes_more_than_is_free(
+    big: ModelShape,
+    dense: ModelShape,
+    vram: float,
+    ram: float,
+    length: int,
+    seqs: int,
+    kind: str,
+    spill: str,
+    name: str,
+) -> None:
+    shape = {"big": big, "dense": dense}[name]
+    length = min(length, shape.n_ctx_train)
+    wishes = {"max_seq_len": length, "max_num_seqs": seqs, "kv_type": kind, "spill": spill}
+    plan = planned(shape, machine_with(vram, ram), **wishes)
+    if not plan.fits:
+        assert plan.missing_in
+        return
+    assert plan.total("vram") <= plan.vram
+    assert plan.total("ram") - plan.from_disk <= plan.ram
+    if plan.settings.pinned:
+        assert plan.total("ram") <= plan.ram - RAM_MARGIN
+    assert plan.kv.hot + (plan.kv.warm if spill == "auto" else 0) >= plan.settings.max_seq_len
+    assert plan.context <= plan.ram + plan.vram
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    less=st.floats(1, 30), more=st.floats(0, 10), length=st.sampled_from([0, 16_384, 131_072, 262_144]),
+    seqs=st.integers(1, 4), kind=KINDS,
+)  # fmt: skip
+def test_more_vram_never_gives_fewer_experts_or_a_shorter_window(
+    big: ModelShape, dense: ModelShape, less: float, more: float, length: int, seqs: int, kind: str
+) -> None:
+    for shape in (big, dense):
+        wishes = {"max_seq_len": min(length, shape.n_ctx_train), "max_num_seqs": seqs, "kv_type": kind}
+        before, after = (planned(shape, machine_with(v, 64), **wishes) for v in (less, less + more))
+        assert on_gpu(after, shape) >= on_gpu(before, shape)
+        assert after.settings.gpu_layers >= before.settings.gpu_layers
+        if before.settings.gpu_layers:  # without any, RAM decides
+            assert after.settings.max_seq_len >= before.settings.max_seq_len
+
+
+def test_speeds_follow_the_machine(big: ModelShape) -> None:
+    slow = machine_with(6)
+    fast = replace(slow, speeds=replace(slow.speeds, pcie=50e9))
+    at = [planned(big, machine, max_seq_len=262_144).speeds for machine in (slow, fast)]
+    assert at[1][-1].decode > at[0][-1].decode  # pages in RAM
+    assert at[1][0].decode == at[0][0].decode
+    assert at[1][0].prefill > at[0][0].prefill  # experts that are copied
+
+
+def test_speeds_are_near_those_that_were_measured(big: ModelShape, dense: ModelShape) -> None:
+    """On an H200 with 16 cores: scripts/results/engine-gpu.md, engine-gpu-6gib.md, paged-35b.md, paged-8b.md."""
+    h200 = replace(machine_with(100, 120), speeds=Speeds(vram=4.0e12, ram=83e9, pcie=55e9, disk=3e9))
+    whole, small, eight = (
+        planned(shape, machine, max_seq_len=32_768).speeds
+        for shape, machine in ((big, h200), (big, replace(h200, vram=6 * GIB)), (dense, h200))
+    )
+    assert [s.decode for s in whole] == pytest.approx([226, 207], rel=0.1)
+    assert [s.prefill for s in whole] == pytest.approx([10_000, 7_678], rel=0.1)
+    assert small[0].decode == pytest.approx(65, rel=0.1)
+    assert small[0].prefill == pytest.approx(4_100, rel=0.15)
+    assert [s.decode for s in eight] == pytest.approx([264, 177], rel=0.1)
+    assert [s.prefill for s in eight] == pytest.approx([10_268, 5_711], rel=0.15)

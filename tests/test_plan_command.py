@@ -1,0 +1,139 @@
+"""`pagedrun plan`: tables, JSON, what does not fit; and the facts of machines behind it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagedrun import machine, speeds
+from pagedrun.cli import main
+from pagedrun.config import EngineConfig
+from pagedrun.gguf_file import read_facts
+from pagedrun.machine import Gpu
+from pagedrun.plan import MachineFacts, rules
+from pagedrun.plan.rules import GIB
+from pagedrun.planning import machine_facts, plan_model
+from tests.cli_fakes import folders
+from tests.gguf_models import shape_of, write_gguf
+from tests.plan_models import write_hollow
+
+CARD = Gpu(0, "RTX 4060", 8 * GIB, 7 * GIB, "89")
+MEASURED = {"ram": 50e9, "disk": {}, "gpu": {"RTX 4060, 580": {"pcie": 13e9, "vram": 270e9, "cuda": 300 << 20}}}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine of 32 GiB without a GPU, whose speeds are known; returns the 35B's path."""
+    folders(tmp_path, monkeypatch)
+    monkeypatch.setattr(machine, "gpus", lambda: [])
+    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(32 * GIB, 30 * GIB))
+    monkeypatch.setattr(machine, "driver_version", lambda: "580")
+    monkeypatch.setattr(speeds, "driver_version", lambda: "580")
+    monkeypatch.setattr(speeds, "ram_rate", lambda threads: 50e9)
+    monkeypatch.setattr(speeds, "disk_rate", lambda path: 3e9)
+    return write_hollow(tmp_path / "35b.gguf")
+
+
+def test_a_card_that_is_not_here(here: Path, capsys: Any) -> None:
+    assert main.run(["plan", str(here), "--gpu-memory", "6GiB", "--explain"]) == 0
+    out, err = capsys.readouterr()
+    for text in ("routed experts", "KV pages", "together", "6.0 GiB", "hot", "warm", "131,072", "16.0 GiB of RAM"):
+        assert text in out
+    assert "- Everything but the routed experts is on the GPU" in out
+    assert "reckoned" in err
+    assert "assumed" in err
+
+
+def test_json(here: Path, capsys: Any) -> None:
+    assert main.run(["plan", str(here), "--gpu-memory", "8g", "--json", "-c", "65536", "--kv-type", "q8_0"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"]
+    assert found["totals"]["vram"] <= 8 * GIB == found["vram"]
+    assert found["settings"]["max_seq_len"] == 65_536
+    assert found["kv"]["token_bytes"] == 10_880
+    assert found["machine"]["speeds"]["measured"] == ["disk", "ram"]
+    assert [other["ram"] for other in found["with_ram"]] == [16 * GIB, 32 * GIB]
+
+
+def test_what_does_not_fit_is_an_error_with_what_would(here: Path, capsys: Any) -> None:
+    assert main.run(["plan", str(here), "--gpu-memory", "6GiB", "--gpu-layers", "41"]) == 1
+    out, err = capsys.readouterr()
+    assert "routed experts" in out
+    assert "of VRAM are missing" in err
+    assert "--gpu-layers -1" in err
+
+
+def test_no_gpu_and_none_asked_for(here: Path, capsys: Any) -> None:
+    assert main.run(["plan", str(here)]) == 0
+    assert "no GPU" in capsys.readouterr().out
+
+
+def test_more_tokens_than_the_model_has(here: Path, capsys: Any) -> None:
+    assert main.run(["plan", str(here), "-c", "300000"]) == 2
+    assert "262,144" in capsys.readouterr().err
+
+
+def test_an_architecture_that_is_not_known(here: Path, capsys: Any) -> None:
+    path = write_gguf(here.with_name("o.gguf"), "falcon", {"blk.0.attn_q.weight": [32, 8]}, **shape_of())
+    assert main.run(["plan", str(path)]) == 1
+    assert "falcon" in capsys.readouterr().err
+
+
+def test_a_gpu_that_is_here_gets_what_is_free_or_what_was_said(here: Path) -> None:
+    free = machine_facts(here, EngineConfig(), [CARD])
+    assert free.vram == 7 * GIB - rules.VRAM_MARGIN
+    assert not free.supposed
+    assert machine_facts(here, EngineConfig(gpu_memory=4 * GIB), [CARD]).vram == 4 * GIB
+    assert machine_facts(here, EngineConfig(gpu_memory=9 * GIB), [CARD]).vram == 7 * GIB
+    larger = machine_facts(here, EngineConfig(), [CARD], supposed=24 * GIB)
+    assert larger.supposed
+    assert larger.vram == 24 * GIB
+    smaller = machine_facts(here, EngineConfig(), [CARD], supposed=6 * GIB)
+    assert not smaller.supposed
+    assert smaller.vram == 6 * GIB
+
+
+def test_what_was_measured_is_used(here: Path) -> None:
+    before = machine_facts(here, EngineConfig(), [CARD])
+    assert before.cuda == rules.CUDA_CONTEXT
+    assert before.speeds.measured == frozenset()
+    speeds.remember(MEASURED)
+    after = machine_facts(here, EngineConfig(), [CARD])
+    assert (after.cuda, after.speeds.pcie, after.speeds.ram) == (300 << 20, 13e9, 50e9)
+    assert after.speeds.measured == {"ram", "pcie", "vram"}
+    assert machine_facts(here, EngineConfig(), []).cuda == rules.CUDA_CONTEXT
+
+
+def test_a_measurement_is_made_once_and_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(speeds, "_gpu_figures", lambda: asked.append(1) or {"pcie": 1e9, "vram": 2e9, "cuda": 3})
+    for _ in range(2):
+        facts = machine_facts(here, EngineConfig(), [CARD], probe=True)
+    assert asked == [1]
+    assert facts.speeds.measured == {"ram", "disk", "pcie", "vram"}
+    assert facts.cuda == 3
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "\0"])
+def test_a_damaged_file_of_measurements_is_none(here: Path, text: str) -> None:
+    speeds.remember(MEASURED)
+    (file,) = Path("cache").glob("machine.json")
+    file.write_text(text)
+    assert speeds.remembered() == {}
+
+
+def test_real_measurements_are_plausible(tmp_path: Path) -> None:
+    assert 1e8 < speeds.ram_rate(2) < 1e13
+    file = tmp_path / "file"
+    file.write_bytes(bytes(32 << 20))
+    assert speeds.disk_rate(file) >= 0  # 0: the file system cannot
+    assert speeds.disk_rate(tmp_path / "absent") == 0
+
+
+def test_a_plan_for_the_cpu_whatever_the_machine_has(here: Path) -> None:
+    facts = MachineFacts(gpu="RTX", vram=8 * GIB, ram=30 * GIB)
+    planned = plan_model(read_facts(here), EngineConfig(), facts, forced_cpu=True)
+    assert planned.plan.settings.gpu_layers == 0

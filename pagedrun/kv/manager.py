@@ -69,7 +69,9 @@ class PageManager(PageMemory):
     @property
     def max_tokens(self) -> int:
         """How long a conversation can be, with the device to itself, and with the host for what spills."""
-        host_frames = (self.residency.host.budget.limit - self.snapshots.needed_bytes) // self.geometry.frame_bytes
+        host_frames = 0
+        if self.can_spill:
+            host_frames = (self.residency.host.budget.limit - self.snapshots.needed_bytes) // self.geometry.frame_bytes
         n_pages = min(self.spilling.most_pages(host_frames), self.geometry.n_pages)
         return n_pages * self.geometry.page_bytes // self.geometry.row_bytes
 

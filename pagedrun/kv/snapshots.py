@@ -106,18 +106,20 @@ class SnapshotStore:
 
     def spare(self, n_bytes: int) -> None:
         """Give bytes of the budget to pages: the least useful snapshots go, but none that is somebody's newest."""
+        needed = self._needed()
         for victim in self._by_use():
-            if self._budget.left >= n_bytes or self._needed(victim):
+            if self._budget.left >= n_bytes or victim in needed:
                 return
             self._evict(victim)
 
     @property
     def needed_bytes(self) -> int:
         """What those take that `spare` leaves alone."""
-        return sum(s.nbytes for s in self if self._needed(s))
+        return sum(s.nbytes for s in self._needed())
 
-    def _needed(self, snapshot: Snapshot) -> bool:
-        return snapshot.refs > 1 or any(of[-1] is snapshot for of in self._of.values())
+    def _needed(self) -> set[Snapshot]:
+        newest = {of[-1] for of in self._of.values()}
+        return newest | {s for of in self._of.values() for s in of if s.refs > 1}
 
     def _use(self, snapshot: Snapshot) -> None:
         self._events += 1

@@ -115,8 +115,10 @@ class Spill:
         self._take_back_stages()
         mine = c.pages[: self._geometry.full_pages(c.length)]  # the next token is written behind these
         mine = mine[(table.device[mine] != NONE) & (table.pins[mine] == 1)]
-        unsaved = int((table.host[mine] == NONE).sum())
-        if residency.savable(mine) < len(mine):
+        gain = self._geometry.frame_bytes - (self._geometry.stage_bytes if self._stages_pay else 0)
+        n_cold = -(-(n_new + min(self.settings.batch, len(mine) // 4)) * self._geometry.frame_bytes // gain)
+        if residency.savable(mine) < min(n_cold, len(mine)):
+            unsaved = int((table.host[mine[:n_cold]] == NONE).sum())
             self._spare(unsaved * self._geometry.frame_bytes)
         reach, savable = residency.within_reach(), residency.savable(mine)
         if reach < n_new:

@@ -9,7 +9,8 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,24 @@ def own_ram() -> int:
 def _kib(path: str, name: str) -> int:
     lines = (Path("/proc") / path).read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+class Kept:
+    """Rows that were measured already, in results/NAME.rows.json: a further run goes on with the next."""
+
+    def __init__(self, name: str) -> None:
+        self._file = RESULTS / f"{name}.rows.json"
+        self.rows: dict[str, dict[str, Any]] = json.loads(self._file.read_text()) if self._file.exists() else {}
+
+    def row(self, key: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The row of that name, measured unless it is there."""
+        if key not in self.rows:
+            began = time.perf_counter()
+            self.rows[key] = measure()
+            RESULTS.mkdir(exist_ok=True)
+            self._file.write_text(json.dumps(self.rows, indent=1) + "\n")
+            print(f"{key} ({time.perf_counter() - began:.0f} s): {self.rows[key]}", file=sys.stderr, flush=True)
+        return self.rows[key]
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:

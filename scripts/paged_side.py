@@ -19,18 +19,30 @@ from pagedrun.native.door import Door
 from pagedrun.native.frames import NativeFrames, PagesDoor
 from pagedrun.native.library import load
 from pagedrun.native.model import NativeModel
+from pagedrun.native.override import Overrides
 from pagedrun.native.paging import Layout, choose_layout, open_paged
 from pagedrun.native.placement import Placement
 from pagedrun.step import Chunk, Slot, StepPlan
 
 FLASH_ATTENTION_ON = 1
+LOAD_NONE = 0  # weights in RAM are in memory that is pinned
 SLOT = Slot(0)
 
 
 class Model:
     """A loaded model, all of it on the GPU or none."""
 
-    def __init__(self, path: Path, *, gpu: bool, kv_types: tuple[str, str], batch: int, threads: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        gpu: bool,
+        kv_types: tuple[str, str],
+        batch: int,
+        threads: int,
+        ram_experts: range = range(0),
+    ) -> None:
+        """ram_experts: layers whose routed experts are in RAM, pinned."""
         library = load()
         self.config = EngineConfig(
             max_seq_len=4096,
@@ -44,6 +56,10 @@ class Model:
         self.batch = batch
         self.placement = Placement(library.llama, Door(library.common), path, self.config)
         self.placement.context_params.flash_attn_type = FLASH_ATTENTION_ON
+        if ram_experts:
+            self._overrides = Overrides(library.llama, ram_experts)
+            self.placement.model_params.tensor_buft_overrides = self._overrides.pointer
+            self.placement.model_params.load_mode = LOAD_NONE
         self.kv = read_facts(path).kv or KvFacts()
         self.native = NativeModel(library, path, self.placement.model_params)
         self.door = PagesDoor(library.llama._lib)

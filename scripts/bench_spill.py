@@ -1,0 +1,258 @@
+"""A long conversation of which a part is in RAM: how fast it goes on, against llama.cpp with all of it in VRAM.
+
+    python scripts/vram_ballast.py 6 -- python scripts/bench_spill.py 35b.gguf --ram-experts 40 --name 35b
+    python scripts/bench_spill.py tiny.gguf --cpu --depth 2048 --name tiny        to try the script
+
+    in RAM          share of the conversation's pages that every step reads from the host
+    decode          tokens per second, 1 at a time; prefill: of the next 2,048 tokens
+    of VRAM         ratio to llama.cpp with its whole KV cache in VRAM, measured before and after the rows of its format
+    limit           what no spilling can pass: the slower of a step with all in VRAM and of moving the cold bytes once
+    waited          how long attention waited for copies, of a step's time
+
+Depth is written, not computed: rows of zeros, whose attention costs what any other costs. llama.cpp with its KV cache
+in RAM (offload_kqv off) is measured at 0 and 16,384 tokens and carried on in a straight line.
+
+Every row that is done is kept in results/spill-NAME.rows.json, and a further run goes on with the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import bench
+from paged_side import SLOT, Counted, Model, Stock, tokens_of
+
+from pagedrun.kv import Budget, PageManager, Rates, SpillSettings
+from pagedrun.native.frames import Route, Staging
+from pagedrun.native.paging import open_paged
+
+DECODED, PREFILLED = 32, 2048
+SHALLOW = 16_384  # where llama.cpp is measured with its KV cache in RAM
+AHEAD = PREFILLED + 512
+CHUNK = 8192
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a conversation lies: cold, the share of its pages in RAM; mode: as --spill; copier: what fills stages."""
+
+    cold: float
+    mode: str = "auto"
+    staging: Staging | None = None
+
+    def __str__(self) -> str:
+        how = "" if self.staging is None else f" {self.staging.decode.name.lower()}/{self.staging.prefill.name.lower()}"
+        return f"{self.cold:.0%} {self.mode}{how}"
+
+
+class Deep(Stock):
+    """llama.cpp's own cache with rows in it that nobody computed."""
+
+    def __init__(self, model: Model, depth: int, *, offload: bool = True) -> None:
+        model.placement.context_params.offload_kqv = offload
+        super().__init__(model, depth + AHEAD)
+        self.model = model
+        self.reset(depth)
+
+    def reset(self, length: int) -> None:
+        """The slot has `length` tokens, and a recurrent state of nothing."""
+        self.context.forget(SLOT)
+        if length and not self.model.door.c.bind(self.context.pointer, SLOT, length, None):
+            raise RuntimeError("the slot does not hold so many tokens")
+
+
+class Spilled(Deep):
+    """The same over pages, of which a share is cold."""
+
+    def __init__(self, model: Model, depth: int, way: Way) -> None:
+        self.model, self.batch = model, model.batch
+        model.placement.context_params.offload_kqv = True
+        model.placement.set_seq_len(depth + AHEAD, 1)
+        layout = model.layout(round((2 << 20) * model.kv.full_layers / model.token_bytes) if model.gpu else 64)
+        self.context, frames = open_paged(
+            model.native, model.placement.context_params, model.door, layout, n_kv_reserve=0
+        )
+        if frames is None:
+            raise RuntimeError("this model's KV cache cannot be paged")
+        self.frames, self.way = frames, way
+        if way.staging is not None:
+            frames.staging(way.staging)
+        self.manager = self._manager(depth)
+        self.conversation = self.manager.open()
+        self.manager.bind(self.conversation, SLOT)
+        for at in range(0, depth, CHUNK):
+            n = min(CHUNK, depth - at)
+            self._prepare(n)
+            self.manager.commit(self.conversation, n)
+        super().reset(depth)
+
+    def _manager(self, depth: int) -> PageManager:
+        """VRAM for so many pages that the share is cold at that depth, and for the stages to read them through."""
+        g = self.frames.geometry
+        n_pages, new = g.full_pages(depth), g.pages_for(max(AHEAD, CHUNK)) + 2
+        n_cold = round(self.way.cold * n_pages)
+        stages = n_cold + 1 if g.stages_pay and n_cold and self.way.mode != "zero-copy" else 0
+        memory = (n_pages - n_cold + new) * g.frame_bytes + stages * g.stage_bytes
+        bandwidth = self.frames.bandwidth
+        rates = Rates(copy=bandwidth(Route.KERNEL), zero_copy=bandwidth(Route.ZERO_COPY)) if self.model.gpu else Rates()
+        return PageManager(
+            g,
+            Counted(self.frames),
+            gpu_memory=Budget(memory),
+            swap_space=Budget((n_pages + new) * g.frame_bytes),
+            spill=SpillSettings(mode=self.way.mode, prefetch="off", rates=rates, batch=1, step_tokens=PREFILLED),
+        )
+
+    def _prepare(self, n: int) -> None:
+        manager, c = self.manager, self.conversation
+        if not manager.append(c, n) and not (manager.spill(c, n) and manager.append(c, n)):
+            raise MemoryError("the pages do not fit")
+        manager.flush()
+
+    def step(self, tokens: tuple[int, ...], start: int) -> None:
+        self._prepare(len(tokens))
+        super().step(tokens, start)
+        self.manager.commit(self.conversation, len(tokens))
+
+    def reset(self, length: int) -> None:
+        self.manager.truncate(self.conversation, length)
+        super().reset(length)
+
+
+def seconds(side: Deep, depth: int, batch: int, n: int, rounds: int) -> float:
+    """Median seconds of a batch of so many tokens, of which `n` are computed from `depth` on."""
+    taken = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        side.feed(tokens_of(1, n), depth) if batch > 1 else [side.step((100 + i,), depth + i) for i in range(n)]
+        taken.append((time.perf_counter() - began) * batch / n)
+        side.reset(depth)
+    return statistics.median(taken)
+
+
+def speeds(side: Deep, depth: int, rounds: int, *, prefill: bool = True) -> dict[str, float]:
+    """Seconds of a step that decodes, and of one that reads 2,048 tokens."""
+    seconds(side, depth, 1, 8, 1)  # warm
+    found = {"decode": seconds(side, depth, 1, DECODED, rounds)}
+    if prefill:
+        seconds(side, depth, PREFILLED, PREFILLED, 1)
+        found["prefill"] = seconds(side, depth, PREFILLED, PREFILLED, rounds)
+    return found
+
+
+def stock(model: Model, depth: int, rounds: int) -> dict[str, Any]:
+    """llama.cpp with its KV cache in VRAM."""
+    with contextlib.closing(Deep(model, depth)) as side:
+        return speeds(side, depth, rounds)
+
+
+def in_ram(model: Model, depth: int, rounds: int) -> dict[str, Any]:
+    """llama.cpp with its KV cache, and so attention, in RAM: decoding, in a straight line through two depths."""
+    points = []
+    for at in (0, min(SHALLOW, depth)):
+        with contextlib.closing(Deep(model, at, offload=False)) as side:
+            points.append(speeds(side, at, rounds, prefill=False)["decode"])
+    first, last = points
+    return {"decode": first + (last - first) * depth / min(SHALLOW, depth), "decode at 16K": last}
+
+
+def spilled(model: Model, depth: int, rounds: int, way: Way) -> dict[str, Any]:
+    """pagedrun with a share of the pages in RAM."""
+    with contextlib.closing(Spilled(model, depth, way)) as side:
+        found: dict[str, Any] = speeds(side, depth, rounds)
+        stats = side.manager.stats()
+        spill = stats.spill
+        found |= {"cold": spill.cold, "staged": spill.staged, "pages": stats.pages, "why": spill.reason}
+        found["cold bytes"] = spill.cold * side.frames.geometry.frame_bytes
+        rates = {r.name.lower(): side.frames.bandwidth(r) for r in Route}
+        if spill.staged:
+            staging = way.staging or Staging()
+            side.frames.staging(Staging(decode=staging.decode, prefill=staging.prefill, timing=True))
+            side.frames.spill_stats()
+            alone = seconds(side, depth, 1, DECODED, 1)
+            found["waited"] = side.frames.spill_stats().waited_s / (alone * DECODED)
+    return found | {"rates": rates}
+
+
+def row(way: str, found: dict[str, Any], base: dict[str, float]) -> dict[str, Any]:
+    """One line of the table."""
+    shown: dict[str, Any] = {"": way, "in RAM": "-", "of them staged": "-"}
+    limit = math.nan
+    if "cold" in found:
+        shown["in RAM"] = f"{found['cold'] / found['pages']:.0%}"
+        shown["of them staged"] = f"{found['staged'] / found['cold']:.0%}" if found["cold"] else "-"
+        best = max(found["rates"]["kernel"], found["rates"]["engine"])
+        limit = 1 / max(base["decode"], found["cold bytes"] / best if best else 0)
+    shown |= {"decode": 1 / found["decode"], "of VRAM": base["decode"] / found["decode"]}
+    shown |= {"limit": "-" if math.isnan(limit) else limit}
+    shown |= {"of limit": "-" if math.isnan(limit) else 1 / found["decode"] / limit}
+    shown |= {"prefill": "-", "prefill of VRAM": "-"}
+    if "prefill" in found:
+        shown["prefill"] = PREFILLED / found["prefill"]
+        shown["prefill of VRAM"] = base["prefill"] / found["prefill"]
+    return shown | {"waited": f"{found['waited']:.0%}" if "waited" in found else "-"}
+
+
+def ways(args: argparse.Namespace) -> Iterator[Way]:
+    """What is measured for a format of the KV cache."""
+    for share in map(float, args.shares.split(",")):
+        for mode in args.modes.split(",") if share else ["auto"]:
+            yield Way(share, mode)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--name", default="gpu")
+    parser.add_argument("--kv-types", default="f16,q8_0,q4_0")
+    parser.add_argument("--depth", type=int, default=131_072)
+    parser.add_argument("--shares", default="0,0.25,0.5,1")
+    parser.add_argument("--modes", default="auto,zero-copy", help="of spilling")
+    parser.add_argument("--ram-experts", type=int, default=0, help="layers whose routed experts are in RAM")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=0)
+    args = parser.parse_args()
+    kept = bench.Kept(f"spill-{args.name}")
+    rows = []
+    for kv_type in args.kv_types.split(","):
+        model = Model(
+            args.model,
+            gpu=not args.cpu,
+            kv_types=(kv_type, kv_type),
+            batch=PREFILLED if not args.cpu else 512,
+            threads=args.threads,
+            ram_experts=range(args.ram_experts),
+        )
+        base = kept.row(f"{kv_type} stock", lambda m=model: stock(m, args.depth, args.rounds))
+        rows.append({"KV": kv_type} | row("llama.cpp, all in VRAM", base, base))
+        for way in ways(args):
+            found = kept.row(f"{kv_type} {way}", lambda m=model, w=way: spilled(m, args.depth, args.rounds, w))
+            rows.append({"KV": kv_type} | row(f"pagedrun, {way.mode}", found, base))
+        again = kept.row(f"{kv_type} stock again", lambda m=model: stock(m, args.depth, args.rounds))
+        rows.append({"KV": kv_type} | row("llama.cpp, once more", again, base))
+        if kv_type == "f16":
+            ram = kept.row(f"{kv_type} in RAM", lambda m=model: in_ram(m, args.depth, args.rounds))
+            rows.append({"KV": kv_type} | row("llama.cpp, KV cache in RAM, extrapolated", ram, base))
+        model.native.close()
+    rates = next((found["rates"] for found in kept.rows.values() if "rates" in found), {})
+    notes = [
+        f"{args.model.name} at {args.depth:,} tokens; routed experts of {args.ram_experts} layers in RAM",
+        "GB/s: " + ", ".join(f"{name} {rate / 1e9:.1f}" for name, rate in rates.items()),
+        f"medians of {args.rounds} rounds; {DECODED} tokens decoded, {PREFILLED:,} read in one batch",
+    ]
+    bench.write(
+        f"spill-{args.name}", f"A conversation of {args.depth:,} tokens, partly in RAM ({args.name})", rows, notes=notes
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,28 @@ _SIZES = ("gpu_memory", "swap_space", "disk_space")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+
+_KNOWN = {
+    "kv_type": KV_TYPES,
+    "kv_type_k": ("", *KV_TYPES),
+    "kv_type_v": ("", *KV_TYPES),
+    "paging": PAGING,
+    "policy": POLICIES,
+    "spill": SPILL,
+    "prefetch_mode": PREFETCH,
+}
+#: The least and the most; None: no most.
+_RANGES: dict[str, tuple[int, int | None]] = {
+    "max_seq_len": (0, None),
+    "max_num_seqs": (1, MAX_NUM_SEQS),
+    "max_batch_tokens": (0, None),
+    "prefill_chunk": (1, None),
+    "threads": (0, MAX_THREADS),
+    "gpu_layers": (-1, None),
+    "page_size": (0, None),
+    "snapshot_interval": (1, None),
+    **dict.fromkeys(_SIZES, (0, None)),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,30 +111,8 @@ class EngineConfig:
         return self.kv_type_k or self.kv_type, self.kv_type_v or self.kv_type
 
     def __post_init__(self) -> None:
-        _at_least(self, "max_seq_len", 0)
-        _at_least(self, "max_num_seqs", 1)
-        _at_least(self, "max_batch_tokens", 0)
-        _at_least(self, "prefill_chunk", 1)
-        _at_least(self, "threads", 0)
-        for name, most in (("threads", MAX_THREADS), ("max_num_seqs", MAX_NUM_SEQS)):
-            if getattr(self, name) > most:
-                raise UsageError(f"{name} must be {most} or less, not {getattr(self, name)}")
-        _at_least(self, "gpu_layers", -1)
-        for name in ("page_size", *_SIZES):
-            _at_least(self, name, 0)
-        _at_least(self, "snapshot_interval", 1)
-        for name, known in (
-            ("kv_type", KV_TYPES),
-            ("kv_type_k", ("", *KV_TYPES)),
-            ("kv_type_v", ("", *KV_TYPES)),
-            ("paging", PAGING),
-            ("policy", POLICIES),
-            ("spill", SPILL),
-            ("prefetch_mode", PREFETCH),
-        ):
-            if getattr(self, name) not in known:
-                listed = ", ".join(k for k in known if k)
-                raise UsageError(f"{name} {getattr(self, name)!r} is not known", hint=f"one of {listed}")
+        for field in fields(self):
+            _check(field.name, getattr(self, field.name), field.name)
 
 
 def load_config(flags: Mapping[str, Any] | None = None, *, file: Path | None = None) -> EngineConfig:
@@ -123,9 +123,10 @@ def load_config(flags: Mapping[str, Any] | None = None, *, file: Path | None = N
     path = file or config_dir() / "config.toml"
     values: dict[str, Any] = {}
     if file or path.exists():
-        values |= _typed(_read(path), f"{path}")
-    values |= _typed(_environment(), "the environment")
-    values |= {k: v for k, v in (flags or {}).items() if v is not None}
+        values |= _typed(_read(path), lambda name: f"{path}: {name}")
+    values |= _typed(_environment(), lambda name: f"the environment: {name}")
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    values |= _typed(given, lambda name: f"--{name.replace('_', '-')}")
     return EngineConfig(**values)
 
 
@@ -157,25 +158,34 @@ def _refuse_misspelt(names: Mapping[str, str]) -> None:
             )
 
 
-def _typed(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _typed(values: Mapping[str, Any], called: Callable[[str], str]) -> dict[str, Any]:
+    """The values of one source, each of its setting's type and in range. called: what messages call a setting there."""
     kinds: dict[str, Any] = {f.name: type(f.default) for f in fields(EngineConfig)}
     typed: dict[str, Any] = {}
     for name, value in values.items():
         if name not in kinds:
-            raise UsageError(f"{where}: there is no setting {name!r}", hint=f"known: {', '.join(sorted(kinds))}")
-        if kinds[name] is bool:
-            typed[name] = _switch(value, f"{where}: {name}")
-            continue
-        if isinstance(value, bool) or not isinstance(value, (str, int)):
-            raise UsageError(f"{where}: {name} cannot be {value!r}")
-        if name in _SIZES:
-            typed[name] = n_bytes(value, f"{where}: {name}")
-            continue
-        try:
-            typed[name] = kinds[name](value)
-        except ValueError as e:
-            raise UsageError(f"{where}: {name} must be a whole number, not {value!r}") from e
+            close = difflib.get_close_matches(name.lower(), kinds, 1, 0.75)
+            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(kinds))}"
+            raise UsageError(f"{called(name)}: there is no such setting", hint=hint)
+        typed[name] = _converted(name, value, kinds[name], called(name))
+        _check(name, typed[name], called(name))
     return typed
+
+
+def _converted(name: str, value: Any, kind: Any, what: str) -> Any:
+    """A value as its setting's type. Raises UsageError that begins with `what`."""
+    if kind is bool:
+        return _switch(value, what)
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise UsageError(f"{what} cannot be {value!r}")
+    if name in _SIZES:
+        return n_bytes(value, what)
+    if kind is str:
+        return str(value).strip().lower()  # all of them are names from a list
+    try:
+        return int(str(value))  # through text: a fraction is refused, not cut
+    except ValueError as e:
+        raise UsageError(f"{what} must be a whole number, not {value!r}") from e
 
 
 def _switch(value: Any, what: str) -> bool:
@@ -186,15 +196,24 @@ def _switch(value: Any, what: str) -> bool:
     return known[text]
 
 
-def n_bytes(text: str | int, what: str) -> int:
+def n_bytes(text: str | float, what: str) -> int:
     """A size as people write it: 4GiB, 512 MiB, 4g, or a number of bytes. Raises UsageError that begins with `what`."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", str(text), re.IGNORECASE)
     if match is None:
         raise UsageError(f"{what} must be a size, not {text!r}", hint="for example 6GiB, 512MiB, or a number of bytes")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    number, unit = match[1], match[2].lower()
+    if "." in number and not unit:  # a fraction of a byte: somebody counts in larger ones
+        hint = f'with its unit: "{number}GiB"' if float(number) < 1024 else "a whole number of bytes"
+        raise UsageError(f"{what} must be a size, not {text!r}", hint=hint)
+    return int(float(number) * _UNITS[unit])
 
 
-def _at_least(config: EngineConfig, name: str, low: int) -> None:
-    value = getattr(config, name)
-    if value < low:
-        raise UsageError(f"{name} must be {low} or more, not {value}")
+def _check(name: str, value: Any, what: str) -> None:
+    """Raise UsageError that begins with `what` for a value that a setting cannot have."""
+    if (known := _KNOWN.get(name)) and value not in known:
+        raise UsageError(f"{what} {value!r} is not known", hint=f"one of {', '.join(k for k in known if k)}")
+    low, high = _RANGES.get(name, (None, None))
+    if low is not None and value < low:
+        raise UsageError(f"{what} must be {low} or more, not {value}")
+    if high is not None and value > high:
+        raise UsageError(f"{what} must be {high} or less, not {value}")

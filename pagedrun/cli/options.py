@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from pagedrun.cli import console
-from pagedrun.config import KV_TYPES, PREFETCH, SPILL, EngineConfig, load_config, n_bytes
+from pagedrun.config import KV_TYPES, PREFETCH, SPILL, EngineConfig, load_config
 from pagedrun.errors import ParameterError, UsageError
 from pagedrun.paths import expanded
 from pagedrun.sampling import SamplingParams
@@ -176,12 +176,10 @@ class EngineOptions:
     def settings(self) -> EngineConfig:
         """The engine settings in force. Raises UsageError."""
         names = (
-            "max_seq_len", "max_num_seqs", "threads", "gpu_layers", "kv_type", "spill", "prefetch_mode", "debug_kv",
+            "max_seq_len", "max_num_seqs", "threads", "gpu_layers", "kv_type", "gpu_memory", "swap_space", "disk_space",
+            "spill", "prefetch_mode", "debug_kv",
         )  # fmt: skip
         flags = {name: getattr(self, name) for name in names}
-        for name in ("gpu_memory", "swap_space", "disk_space"):
-            if (text := getattr(self, name)) is not None:
-                flags[name] = n_bytes(text, f"--{name.replace('_', '-')}")
         return load_config(flags, file=self.config)
 
 

@@ -71,6 +71,7 @@ class KvStats:
     tokens: stored ones, those that conversations share counted once. utilisation: what they are of the tokens that the
     pages they lie in could hold; 1 when there are no pages. clean_victims left the device without a copy,
     dirty_victims with one. buffer_bytes: what the context takes on the device beside pages, out of the same budget.
+    tokens_per_page: what a page holds, not always a whole number.
     """
 
     device: TierStats
@@ -88,6 +89,7 @@ class KvStats:
     buffer_bytes: int = 0
     spill: SpillStats = SpillStats()
     prefetch: PrefetchStats = PrefetchStats()
+    tokens_per_page: float = 0.0
 
     @property
     def evictions(self) -> int:
@@ -116,6 +118,7 @@ def collect(manager: PageManager) -> KvStats:
         write_backs=residency.write_backs,
         spill=_spill(manager),
         prefetch=_prefetch(manager),
+        tokens_per_page=manager.geometry.tokens_per_page,
     )
 
 

@@ -172,11 +172,14 @@ def test_each_group_is_copied_once_a_step(dense: Case, copier: Copier, prefetch:
 def test_several_slots_in_one_batch(dense: Case, slots: tuple[int, ...]) -> None:
     """Conversations of different lengths; with a gap, one whose pages are cold rests in the slot between."""
     prompts = {slot: (9000, 3000, 5000)[slot] for slot in slots}
+    resting = {1: tokens_of(5, 3000)}
     with plain(dense.model) as side:
+        if 1 not in slots:
+            side.feed(resting)
         expected = answers(side, prompts, steps=32)
     with cold_pages(dense.model, dense.layout) as side:
         if 1 not in slots:
-            side.feed({1: tokens_of(5, 3000)})
+            side.feed(resting)
         case = replace(dense, prompts=prompts, steps=32)
         assert run(case, side, (STAGED,), (HOT, ZERO_COPY, STAGED)) == expected
 

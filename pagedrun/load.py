@@ -22,11 +22,14 @@ from pagedrun.native.model import NativeModel, OnBytes
 from pagedrun.native.paging import Room
 from pagedrun.native.placement import Placement
 from pagedrun.native.runner import NativeRunner
+from pagedrun.native.vram import free_vram_of
 from pagedrun.opening import Opening
 from pagedrun.plan import Plan, shape_of, text
 from pagedrun.planning import machine_facts, plan_model
+from pagedrun.pressure import Pressure
 from pagedrun.service import Service
 from pagedrun.slots import PagedSettings, PagedSlots
+from pagedrun.spilling import spill_settings
 
 # Pages copied to RAM in the background of a step. Where the pages are in RAM anyway a copy would gain nothing.
 _WRITE_BACK = 4
@@ -72,7 +75,7 @@ def load_service(
     room = opened.room
     frames = None if room is None else room.frames
     runner = NativeRunner(model, opened.context, door, opened.limits, can_rewind=info.can_rewind, frames=frames)
-    slots = None if room is None else _paged(runner, room, config, plan)
+    slots = None if room is None else _paged(runner, room, config, plan, library)
     engine = Engine(runner, slots, prefill_chunk=config.prefill_chunk)
     return Service(engine, info, templates, sampling_defaults=sampling_defaults)
 
@@ -93,7 +96,7 @@ def _plan(facts: ModelFacts, config: EngineConfig, gpus: Sequence[machine.Gpu], 
     return plan
 
 
-def _paged(runner: NativeRunner, room: Room, config: EngineConfig, plan: Plan | None) -> PagedSlots:
+def _paged(runner: NativeRunner, room: Room, config: EngineConfig, plan: Plan | None, library: Library) -> PagedSlots:
     """Slots over frames, in what memory there is, but never more than all slots can use."""
     geometry = room.frames.geometry
     most = geometry.frame_bytes * geometry.n_slots * geometry.pages_for(runner.limits.max_seq_len)
@@ -103,12 +106,14 @@ def _paged(runner: NativeRunner, room: Room, config: EngineConfig, plan: Plan | 
         gpu_memory=Budget(min(room.for_pages, most)),
         swap_space=Budget(_swap(config, plan, room)),
         policy=config.policy,
+        spill=spill_settings(config, plan, room.frames, step_tokens=runner.limits.max_batch_tokens),
     )
     settings = PagedSettings(
         snapshot_interval=config.snapshot_interval,
         max_tokens=room.max_tokens,
         buffer_bytes=room.memory.device,
         write_back=_WRITE_BACK if room.on_gpu else 0,
+        watch=Pressure(free_vram_of(library.llama._lib, "CUDA0")) if room.on_gpu else lambda: 0,
     )
     if config.debug_kv:
         settings = replace(settings, check=functools.partial(validate, manager))

@@ -18,7 +18,8 @@ ROOMS: list[tuple[str, ...]] = [
     ("errors", "units", "model"),
     ("paths", "sampling", "memory", "machine"),
     ("config", "request", "gguf_file", "catalog"),
-    ("step", "text", "chat", "kv"),
+    ("step", "text", "chat", "kv", "plan", "pressure"),
+    ("paged_settings", "speeds"),
     ("slots",),
     ("scheduler",),
     ("engine",),
@@ -27,6 +28,7 @@ ROOMS: list[tuple[str, ...]] = [
     ("hub",),
     ("native", "doctor"),
     ("service",),
+    ("planning", "spilling"),
     ("opening",),
     ("load",),
     ("quantize",),
@@ -35,7 +37,10 @@ ROOMS: list[tuple[str, ...]] = [
 ]
 
 # Policy runs under a fake runner, without a model and without C.
-POLICY = ("config", "request", "sampling", "step", "text", "chat", "kv", "slots", "scheduler", "engine", "service")
+POLICY = (
+    "config", "request", "sampling", "step", "text", "chat", "kv", "plan", "pressure", "paged_settings", "slots",
+    "scheduler", "engine", "service",
+)  # fmt: skip
 
 
 def modules() -> dict[str, Path]:

@@ -1,0 +1,22 @@
+"""What others need of the GPU, and when it may be taken back."""
+
+from __future__ import annotations
+
+import pytest
+
+from pagedrun.pressure import AMPLE, LOW, Pressure
+
+
+@pytest.mark.parametrize(
+    ("free", "wanted"),
+    [(0, AMPLE), (LOW - 1, AMPLE - LOW + 1), (LOW, AMPLE - LOW), (AMPLE, 0), (AMPLE + 5, -5)],
+)
+def test_memory_is_given_back_below_the_low_mark_and_taken_above_the_high_one(free: int, wanted: int) -> None:
+    expected = 0 if LOW <= free <= AMPLE else wanted
+    assert Pressure(lambda: free)() == expected
+
+
+def test_what_was_given_back_makes_it_neither_give_nor_take() -> None:
+    """Giving back leads to the middle: no page goes to and fro."""
+    free = 10 << 20
+    assert Pressure(lambda: free + Pressure(lambda: free)())() == 0

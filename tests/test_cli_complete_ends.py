@@ -37,11 +37,49 @@ def test_a_stop_string_ends_it_and_is_not_shown(complete) -> None:
 
 def test_the_end_of_the_context_is_exit_3_with_the_numbers(complete) -> None:
     ran = complete(Fake(says="x" * 100, size=32), "hi")
-    assert ran.code == 3
-    assert set(ran.out) == {"x"} and len(ran.out) >= 24
+    assert (ran.code, ran.out) == (3, "x" * 24)
     assert ran.err.startswith("error: cut off: the context of 32 tokens is full (8 prompt, 24 answer)")
-    ran = complete(Fake(says="x" * 100, size=32), "hi", "--json")
-    assert (ran.code, json.loads(ran.out)["finish_reason"]) == (3, "context")
+
+
+@pytest.mark.parametrize("n", [[], ["-n", "25"]])
+def test_prompt_and_answer_never_have_more_tokens_than_the_context(complete, n: list[str]) -> None:
+    ran = complete(Fake(says="x" * 100, size=32), "hi", "--json", *n)
+    said = json.loads(ran.out)
+    assert (ran.code, said["finish_reason"], said["text"]) == (3, "context", "x" * 24)
+    usage = said["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (8, 24, 32)
+
+
+def test_as_many_tokens_as_fit_are_a_good_end_when_they_were_asked_for(complete) -> None:
+    ran = complete(Fake(says="x" * 100, size=32), "hi", "-n", "24", "--json")
+    assert (ran.code, ran.err, json.loads(ran.out)["finish_reason"]) == (0, "", "length")
+
+
+def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused(complete) -> None:
+    ran = complete(Fake(size=32), "x" * 26)
+    assert (ran.code, ran.out) == (1, "")
+    assert "the prompt has 32 tokens and the context holds 32" in ran.err
+    assert "an answer needs room too" in ran.err
+    assert complete(Fake(says="abc", size=32), "x" * 25).out == "a"
+
+
+@pytest.mark.parametrize(
+    ("settings", "why", "remedy"),
+    [
+        ([], "half of the free RAM has no room for more", "set gpu_memory, or use"),
+        (["--gpu-memory", "64MiB"], "gpu_memory, 64.0 MiB, has no room for more", "raise gpu_memory, or use"),
+    ],
+)
+def test_a_context_that_memory_has_no_room_for_is_told_once(
+    complete, settings: list[str], why: str, remedy: str
+) -> None:
+    ran = complete(Fake(size=3200), "hi", "--max-seq-len", "4096", *settings)
+    first, hint = ran.err.splitlines()
+    assert first == f"note: a conversation can have 3,200 of the 4,096 tokens asked for: {why}"
+    assert hint.startswith(f"hint:  {remedy}")
+    assert (ran.code, ran.out) == (0, "Hello!")
+    assert complete(Fake(size=3200), "hi", "--max-seq-len", "3200").err == ""
+    assert complete(Fake(size=3200), "hi").err == ""
 
 
 def test_schema_output_that_was_cut_is_exit_3(complete) -> None:

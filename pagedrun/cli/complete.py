@@ -227,7 +227,7 @@ class _Task:
             return INTERRUPTED
         if reason is FinishReason.CONTEXT:
             size = self.service.limits.max_seq_len
-            held = f"{n_prompt:,} prompt, {size - n_prompt:,} answer"  # the last token of all is not put into it
+            held = f"{n_prompt:,} prompt, {finished.usage.completion_tokens:,} answer"
             console.show_problem(
                 f"cut off: the context of {count(size, 'token')} is full ({held})",
                 self.service.context_hint,
@@ -251,6 +251,7 @@ def _kv_report(kv: KvStats | None) -> dict[str, Any] | None:
     }
     return {
         **tiers,
+        "tokens_per_page": kv.tokens_per_page,
         "tokens": kv.tokens,
         "utilisation": kv.utilisation,
         "shared_pages": kv.shared_pages,

@@ -13,16 +13,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pagedrun import hub
+from pagedrun import hub, units
 from pagedrun.catalog import load_catalog
 from pagedrun.cli import console
-from pagedrun.errors import EngineError, ModelError, ModelNotFoundError
+from pagedrun.errors import ContextLengthError, EngineError, ModelError, ModelNotFoundError
 from pagedrun.request import Finished, FinishReason, GenerationRequest, Grammar
 
 if TYPE_CHECKING:
     from pagedrun.catalog import ModelSpec
     from pagedrun.chat import ChatOptions, Message, RenderedChat, ReplyParser
     from pagedrun.cli.options import EngineOptions, TemplateOptions
+    from pagedrun.config import EngineConfig
     from pagedrun.sampling import SamplingParams
     from pagedrun.service import Service, Stream
 
@@ -95,7 +96,23 @@ def open_model(located: hub.LocatedModel, engine: EngineOptions, template: Templ
         )
     remember_use(located.path)
     with service:
+        _tell_of_room(config, service)
         yield service
+
+
+def _tell_of_room(config: EngineConfig, service: Service) -> None:
+    """Say so where memory holds less than was asked for. It is no error: a window costs nothing, only tokens do."""
+    fits = service.limits.max_seq_len
+    if fits >= config.max_seq_len:
+        return
+    on_gpu = service.model.on_gpu
+    more = "gpu_memory or swap_space" if on_gpu and config.spill != "off" else "gpu_memory"
+    why, remedy = f"gpu_memory, {units.size(config.gpu_memory)},", f"raise {more}"
+    if not config.gpu_memory:
+        why, remedy = ("free VRAM", "free VRAM") if on_gpu else ("half of the free RAM", "set gpu_memory")
+    asked = f"{fits:,} of the {units.count(config.max_seq_len, 'token')} asked for"
+    console.note(f"note: a conversation can have {asked}: {why} has no room for more")
+    console.note(f"hint:  {remedy}, or use --kv-type q8_0")
 
 
 @contextmanager
@@ -183,12 +200,14 @@ class AnswerDelta:
 class Answer:
     """One answer as it comes: iterate for deltas; afterwards `finished`, `content` and `reasoning` are complete.
 
-    Iterating raises the PagedrunError that ended the answer, if one did; what came until then is kept.
+    fills: whether the context is full when the request's max_tokens are reached. Iterating raises the PagedrunError
+    that ended the answer, if one did; what came until then is kept.
     """
 
-    def __init__(self, stream: Stream, parser: ReplyParser | None) -> None:
+    def __init__(self, stream: Stream, parser: ReplyParser | None, *, fills: bool = False) -> None:
         self._stream = stream
         self._parser = parser
+        self._fills = fills
         self.content = ""
         self.reasoning = ""
         self.finished: Finished | None = None
@@ -196,7 +215,8 @@ class Answer:
     def __iter__(self) -> Iterator[AnswerDelta]:
         for event in self._stream:
             if isinstance(event, Finished):
-                self.finished = event
+                full = self._fills and event.reason is FinishReason.LENGTH
+                self.finished = replace(event, reason=FinishReason.CONTEXT) if full else event
             elif delta := self._add(event.text):
                 yield delta
         if delta := self._rest():
@@ -230,6 +250,16 @@ class Answer:
 
 
 def ask(service: Service, request: GenerationRequest, rendered: RenderedChat | None = None) -> Answer:
-    """Start generating. `rendered` is needed to tell thinking from the answer. Raises RequestError."""
+    """Start generating. `rendered` is needed to tell thinking from the answer. Raises RequestError.
+
+    Prompt and answer together never have more tokens than the context, as with llama.cpp's server. (The engine could
+    still choose one more, which nothing could follow.)
+    """
     parser = service.templates.reply_parser(rendered) if rendered is not None else None
-    return Answer(service.submit(request), parser)
+    size, n_prompt = service.limits.max_seq_len, len(request.prompt)
+    if n_prompt == size:
+        raise ContextLengthError(n_prompt, size, hint=f"an answer needs room too: {service.context_hint}")
+    fills = n_prompt < size and (request.max_tokens is None or request.max_tokens > size - n_prompt)
+    if fills:
+        request = replace(request, max_tokens=size - n_prompt)
+    return Answer(service.submit(request), parser, fills=fills)

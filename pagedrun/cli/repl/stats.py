@@ -97,6 +97,7 @@ def _page_rows(kv: KvStats, device: str) -> list[tuple[str, str]]:
         return f"{units.count(tier.used, 'page')}, {units.size(tier.n_bytes)} of {units.size(tier.limit_bytes)}"
 
     rows = [("pages", f"{pages(kv.device)} of {device}, {kv.utilisation:.0%} full")]
+    rows.append(("  each", f"{kv.tokens_per_page:,.1f}".removesuffix(".0") + " tokens"))
     if kv.host.used:
         rows.append(("  swapped", pages(kv.host)))
     if kv.snapshots:

@@ -37,7 +37,7 @@ from pagedrun.native.paging import open_paged
 DECODED, PREFILLED = 32, 2048
 SHALLOW = 16_384  # where llama.cpp is measured with its KV cache in RAM
 AHEAD = PREFILLED + 512
-CHUNK = 8192
+CHUNK = 2048
 
 
 @dataclass(frozen=True)
@@ -88,16 +88,17 @@ class Spilled(Deep):
         self.manager = self._manager(depth)
         self.conversation = self.manager.open()
         self.manager.bind(self.conversation, SLOT)
-        for at in range(0, depth, CHUNK):
-            n = min(CHUNK, depth - at)
+        whole = depth + AHEAD  # what is spilled for the tokens that are measured stays so
+        for at in range(0, whole, CHUNK):
+            n = min(CHUNK, whole - at)
             self._prepare(n)
             self.manager.commit(self.conversation, n)
-        super().reset(depth)
+        self.reset(depth)
 
     def _manager(self, depth: int) -> PageManager:
         """VRAM for so many pages that the share is cold at that depth, and for the stages to read them through."""
         g = self.frames.geometry
-        n_pages, new = g.full_pages(depth), g.pages_for(max(AHEAD, CHUNK)) + 2
+        n_pages, new = g.full_pages(depth), g.pages_for(AHEAD) + 1
         n_cold = round(self.way.cold * n_pages)
         stages = n_cold + 1 if g.stages_pay and n_cold and self.way.mode != "zero-copy" else 0
         memory = (n_pages - n_cold + new) * g.frame_bytes + stages * g.stage_bytes

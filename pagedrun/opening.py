@@ -8,22 +8,25 @@ Without a GPU both are RAM: weights are beside gpu_memory then, and everything b
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from pagedrun import machine
 from pagedrun.config import EngineConfig
 from pagedrun.errors import NotEnoughMemoryError, UsageError
 from pagedrun.gguf_file import KvFacts
-from pagedrun.memory import FreeMemory, check_context, check_seq_len, default_seq_len
+from pagedrun.memory import OVERHEAD_BYTES, FreeMemory, check_context, check_seq_len, default_seq_len
 from pagedrun.model import ModelInfo
 from pagedrun.native.context import NativeContext
 from pagedrun.native.frames import PagesDoor
 from pagedrun.native.model import NativeModel
-from pagedrun.native.paging import Room, attempt_in, choose_layout, open_within
+from pagedrun.native.paging import STEP, Room, attempt_in, choose_layout, open_within, whole
 from pagedrun.native.placement import Placement
 from pagedrun.plan import rules
 from pagedrun.step import RunnerLimits
 from pagedrun.units import size
+
+_NO_LIMIT = 1 << 62  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,46 @@ class Opening:
                 f"the KV cache of {self.info.name} cannot be paged here",
                 hint="use paging auto or off in the settings",
             )
-        n_tokens = self._seq_len(self.config.max_num_seqs, self._left)
-        check_context(self.info.size_bytes, self._kv_bytes(n_tokens, self.config.max_num_seqs), self.free)
+        return self._plain()
+
+    def _plain(self) -> Opened:
+        """llama.cpp's own KV cache, which has all of its memory from the start."""
+        n_seqs = self.config.max_num_seqs
+        n_tokens = self._plain_len(n_seqs)
+        check_context(self.info.size_bytes, self._kv_bytes(n_tokens, n_seqs), self.free)
         limits = self._limits(n_tokens)
         return Opened(NativeContext(self.model, self.placement.context_params), limits)
+
+    def _plain_len(self, n_seqs: int) -> int:
+        """Tokens of a conversation. Raises NotEnoughMemoryError where there is no room for what was asked for."""
+        plan = self.placement.plan
+        if self.placement.on_gpu:
+            n_tokens = self._seq_len(n_seqs, self._left)
+            if plan is None or not plan.kv.token_bytes:  # llama.cpp's own fitting has kept to gpu_memory
+                return n_tokens
+            most, room = plan.kv.hot // n_seqs, "VRAM, beside the weights"
+        elif not self.config.gpu_memory:
+            return self._seq_len(n_seqs, self._left)
+        else:
+            n_tokens = self._seq_len(n_seqs, _NO_LIMIT)
+            budget = max(min(self.config.gpu_memory, self._left - OVERHEAD_BYTES), 0)
+            lengths = range(STEP, whole(n_tokens) + 1, STEP)
+            most = STEP * bisect_right(lengths, budget, key=lambda n: self._kv_bytes(n, n_seqs))
+            room = f"the {size(budget)} that it may have"
+        wanted = self.config.max_seq_len or min(STEP, n_tokens)
+        if wanted > most:
+            raise self._no_room(wanted, n_seqs, most, room)
+        return min(n_tokens, most)
+
+    def _no_room(self, wanted: int, n_seqs: int, most: int, room: str) -> NotEnoughMemoryError:
+        """What is said of a KV cache that is not paged and too large."""
+        of = f" for each of {n_seqs} conversations" if n_seqs > 1 else ""
+        lower = f"lower --max-seq-len to {most} or less, " if most else ""
+        return NotEnoughMemoryError(
+            f"the KV cache of {wanted:,} tokens{of} takes {size(self._kv_bytes(whole(wanted), n_seqs))}, and without "
+            f"pages all of it has to fit {room}",
+            hint=f"{lower}raise gpu_memory, or use --kv-type q8_0",
+        )
 
     def _paged(self) -> Opened | None:
         door = PagesDoor(self.model.library.llama._lib)
@@ -73,7 +112,7 @@ class Opening:
         limits = self._limits(self._seq_len(1, 2 * budget))
         token_bytes = sum(self.kv.bytes_per_token(kind) / 2 for kind in self.config.kv_types)
         all_pages = min(budget, limits.max_num_seqs * limits.max_seq_len * token_bytes)
-        page_size = self._page_size(granularity, token_bytes)
+        page_size = self._page_size(granularity, token_bytes, limits.max_seq_len)
         layout = choose_layout(page_size, self.kv, token_bytes, granularity, on_gpu=on_gpu, all_pages=all_pages)
         attempt = attempt_in(self.model, self.placement.context_params, door, layout, on_gpu=on_gpu)
         if self._spills:  # pages that are not on the device are read too, so buffers are for the whole window
@@ -84,11 +123,7 @@ class Opening:
             return None
         if room.for_pages < room.frames.geometry.frame_bytes:
             room.context.close()
-            raise NotEnoughMemoryError(
-                f"the context's buffers take {size(room.memory.device)} of the {size(budget)} that it may have, "
-                "which leaves no room for a page",
-                hint="raise gpu_memory, or lower max_batch_tokens",
-            )
+            raise _no_page(room, budget, self.config.page_size)
         return Opened(room.context, limits, room)
 
     @property
@@ -113,15 +148,19 @@ class Opening:
         plan = self.placement.plan
         return max(left if plan is None else min(left, plan.context), 0)
 
-    def _page_size(self, granularity: int, token_bytes: float) -> int:
-        """Tokens in a page: as asked for, or of one layer each where a plan says that pages will be read from RAM."""
+    def _page_size(self, granularity: int, token_bytes: float, n_tokens: int) -> int:
+        """Tokens in a page: as asked for, or of one layer each where a plan says that pages will be read from RAM.
+
+        n_tokens: of a conversation; a page never needs to hold more.
+        """
         if self.config.page_size or not self._spills:
-            return self.config.page_size
+            return min(self.config.page_size, whole(n_tokens))
         return max(round(granularity * self.kv.full_layers / token_bytes), 1)
 
     def _kv_bytes(self, n_tokens: int, n_seqs: int) -> int:
         batch = int(self.placement.context_params.n_ubatch)
-        return n_seqs * self.kv.bytes_for(n_tokens, self.config.kv_type, batch=batch)
+        keys_and_values = (self.kv.bytes_for(n_tokens, kind, batch=batch) for kind in self.config.kv_types)
+        return n_seqs * (sum(keys_and_values) // 2)
 
     def _seq_len(self, n_seqs: int, left: int) -> int:
         """Tokens of a conversation: as asked for, or so many that `n_seqs` take half of what is left."""
@@ -136,3 +175,19 @@ class Opening:
     def _limits(self, n_tokens: int) -> RunnerLimits:
         self.placement.set_seq_len(n_tokens, self.config.max_num_seqs)
         return RunnerLimits(self.config.max_num_seqs, n_tokens, self.placement.context_params.n_batch)
+
+
+def _no_page(room: Room, budget: int, page_size: int) -> NotEnoughMemoryError:
+    """What is short where not even one page has room."""
+    buffers = f"the context's buffers take {size(room.memory.device)} of the {size(budget)} that it may have"
+    if room.for_pages <= 0:
+        return NotEnoughMemoryError(
+            f"{buffers}, which leaves no room for a page", hint="raise gpu_memory, or lower max_batch_tokens"
+        )
+    geometry = room.frames.geometry
+    called = f"page_size is {page_size:,}, and " if page_size else ""
+    return NotEnoughMemoryError(
+        f"{called}one page of {geometry.tokens_per_page:,.0f} tokens takes {size(geometry.frame_bytes)}: {buffers}, "
+        "which leaves no room for a page",
+        hint="lower page_size, or raise gpu_memory",
+    )

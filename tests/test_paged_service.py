@@ -121,3 +121,36 @@ def test_a_window_of_262144_tokens_in_64_mib(tiny_dense: Path) -> None:
 def test_a_budget_below_the_buffers_is_refused(tiny_dense: Path) -> None:
     with pytest.raises(NotEnoughMemoryError, match="no room for a page"):
         opened(tiny_dense, max_seq_len=4096, gpu_memory=MIB)
+
+
+def test_a_page_is_never_larger_than_a_conversation(smollm2: Path) -> None:
+    """However many tokens are asked for: 10^11 of them made no page at all."""
+    for page_size in (600, 10**11):
+        with opened(smollm2, max_seq_len=400, page_size=page_size) as service:
+            answer(service, tokens_of(1, 40), 4)
+            kv = service.stats.kv
+            assert kv is not None
+            assert (kv.tokens_per_page, kv.device.created) == (512, 1)  # llama.cpp rounds a window up to 256
+
+
+def test_a_page_that_does_not_fit_is_named_with_its_size(smollm2: Path) -> None:
+    with pytest.raises(NotEnoughMemoryError) as e:
+        opened(smollm2, max_seq_len=8192, page_size=5000, gpu_memory=64 * MIB)
+    assert e.value.message.startswith("page_size is 5,000, and one page of 5,00")
+    assert "takes 110 MiB" in e.value.message and "lower page_size" in e.value.hint
+
+
+def test_without_pages_the_cache_keeps_to_gpu_memory(smollm2: Path, tiny_hybrid: Path) -> None:
+    with opened(smollm2, paging="off", gpu_memory=32 * MIB) as service:
+        assert service.limits.max_seq_len == 1280  # of 22.5 KiB each
+    with opened(smollm2, paging="off", gpu_memory=32 * MIB, max_num_seqs=2, kv_type_k="q8_0") as service:
+        assert service.limits.max_seq_len == 768  # of 17.2 KiB
+    with opened(smollm2, paging="off", gpu_memory=32 * MIB, max_seq_len=1280) as service:
+        assert len(answer(service, tokens_of(1, 40), 4)[0]) == 4
+    with pytest.raises(NotEnoughMemoryError, match=r"1,281 tokens takes 33\.8 MiB") as e:
+        opened(smollm2, paging="off", gpu_memory=32 * MIB, max_seq_len=1281)
+    assert "to 1280 or less, raise gpu_memory" in e.value.hint
+    with pytest.raises(NotEnoughMemoryError, match=r"256 tokens takes .* fit the 1\.0 MiB"):
+        opened(smollm2, paging="off", gpu_memory=MIB)
+    with opened(tiny_hybrid, paging="off", gpu_memory=64 * MIB, max_seq_len=512) as service:
+        assert service.limits.max_seq_len == 512

@@ -33,7 +33,8 @@ GPU_PAGE_SIZE = 128
 #: Memory that uneven slabs may waste.
 _SLAB_WASTE = 0.02
 
-_STEP = 256  # llama_kv_cache::get_n_kv rounds up to it
+#: llama_kv_cache::get_n_kv rounds up to it.
+STEP = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +123,16 @@ def open_within(
 
     attempt(budget, n): a context with buffers for n tokens; None where the model cannot be paged, and so is the answer.
     """
-    n = _whole(min(n_tokens, budget / token_bytes))
+    n = whole(min(n_tokens, budget / token_bytes))
     room = attempt(budget, n)
-    if room is None or room.enough or n == _STEP:
+    if room is None or room.enough or n == STEP:
         return room
     room.context.close()
-    least = attempt(budget, _STEP)
+    least = attempt(budget, STEP)
     assert least is not None, "the first attempt had pages"
     least.context.close()
-    per_token = (least.for_pages - room.for_pages) / (n - _STEP)
-    return attempt(budget, _whole((least.for_pages + per_token * _STEP) / (token_bytes + per_token)))
+    per_token = (least.for_pages - room.for_pages) / (n - STEP)
+    return attempt(budget, whole((least.for_pages + per_token * STEP) / (token_bytes + per_token)))
 
 
 def attempt_in(
@@ -158,6 +159,6 @@ def _mappings() -> int:
         return 65_530 // 2
 
 
-def _whole(n_tokens: float) -> int:
+def whole(n_tokens: float) -> int:
     """What llama.cpp rounds the length of a KV cache to."""
-    return max(math.ceil(n_tokens / _STEP), 1) * _STEP
+    return max(math.ceil(n_tokens / STEP), 1) * STEP

@@ -71,9 +71,10 @@ class EngineConfig:
     gpu_layers: layers on the GPU; -1 lets llama.cpp fit as many as free VRAM holds.
     kv_type: number format of the KV cache; kv_type_k, kv_type_v: of its keys or values alone, where they differ.
     paging: whether the KV cache is paged: "on", "off", or "auto", which is on where the model allows it.
-    page_size: tokens in a page, roughly; 0 picks what suits the device.
+    page_size: tokens in a page, roughly, and no more than a conversation holds; 0 picks what suits the device.
     gpu_memory: bytes of VRAM that pagedrun may use, weights included; 0 is what is free, less 512 MiB for the desktop.
         Without a GPU: bytes of RAM that buffers and pages may take; 0 is half of what is free after the weights.
+        Without pages it limits the KV cache, not the buffers.
     swap_space: bytes of RAM for pages that had to leave the device, and for snapshots of recurrent states.
     disk_space: bytes of a file for idle pages that RAM has no room for; 0: no file.
     spill: how pages in RAM are read while their conversation goes on: "staged" (copied ahead of each layer),

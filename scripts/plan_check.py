@@ -14,12 +14,16 @@ import json
 import random
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import bench
 
-from pagedrun import machine
+from pagedrun import load, machine
+from pagedrun.config import EngineConfig
+from pagedrun.planning import machine_facts
 
 MIB = 1 << 20
 MOST_UNDER, TOLERANCE = 64 * MIB, 0.03
@@ -32,30 +36,45 @@ def used() -> int:
     return gpu.vram - gpu.vram_free
 
 
+@contextmanager
+def loaded(path: Path, config: EngineConfig, gpus: Sequence[machine.Gpu]) -> Iterator[tuple[Any, Any]]:
+    """A service over a model as every command loads it, and the plan that loading made; None: it made none."""
+    plans: list[Any] = [None]
+    make = load._plan
+
+    def noted(*arguments: Any) -> Any:
+        plans.append(make(*arguments))
+        return plans[-1]
+
+    if gpus:
+        machine_facts(path, config, gpus, probe=True)  # in a process of its own; what it finds is remembered
+    load._plan = noted  # type: ignore[assignment]
+    try:
+        with load.load_service(path, config) as service:
+            yield service, plans[-1]
+    finally:
+        load._plan = make
+
+
 def child(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     """One model in what the ballast left; the plan is the one that loading makes."""
-    from pagedrun import load
-    from pagedrun.config import EngineConfig
-    from pagedrun.planning import machine_facts
-
-    plans: list[Any] = []
-    make = load._plan
-    load._plan = lambda *a: plans.append(make(*a)) or plans[-1]  # type: ignore[func-returns-value]
     before = used()
     gpus = machine.gpus()
     config = EngineConfig(gpu_memory=gpus[0].vram_free, kv_type=args.kv_type, max_seq_len=args.max_seq_len)
-    machine_facts(path, config, gpus, probe=True)  # in a process of its own; what it finds is remembered
-    with load.load_service(path, config) as service:
-        plan = plans[0]
+    with loaded(path, config, gpus) as (service, plan):
         rows: dict[str, Any] = {"plan": plan_row(plan)}
         rows["speed"] = [speed(service, depth, plan) for depth in args.depths]
-        kv = service.stats.kv
-        actual = used() - before
+        rows["memory"] = memory_row(plan, service.stats.kv, used() - before)
+    return rows
+
+
+def memory_row(plan: Any, kv: Any, actual: int) -> dict[str, Any]:
+    """What the plan says against `actual` bytes that the driver reports. kv: figures of the pages, None without."""
     pages = next(item.vram for item in plan.items if item.name == "KV pages")
-    held = 0 if kv is None else kv.device.n_bytes
+    held = 0 if kv is None else kv.device.n_bytes + (kv.spill.stage_bytes if kv.spill else 0)
     predicted = plan.total("vram") - pages + held
     buffers = sum(i.vram for i in plan.items if i.name in ("compute buffers", "recurrent states, windows"))
-    rows["memory"] = {
+    return {
         "predicted MiB": predicted / MIB,
         "driver MiB": actual / MIB,
         "difference MiB": (predicted - actual) / MIB,
@@ -64,7 +83,6 @@ def child(path: Path, args: argparse.Namespace) -> dict[str, Any]:
         "pages planned MiB": pages / MIB,
         "within": abs(predicted - actual) <= TOLERANCE * actual and predicted >= actual - MOST_UNDER,
     }
-    return rows
 
 
 def plan_row(plan: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import math
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ import bench
 from paged_side import SLOT, Counted, Model, Stock, tokens_of
 
 from pagedrun.kv import Budget, PageManager, Rates, SpillSettings
-from pagedrun.native.frames import Route, Staging
+from pagedrun.native.frames import Copier, Route, Staging
 from pagedrun.native.paging import open_paged
 
 DECODED, PREFILLED = 32, 2048
@@ -49,8 +49,15 @@ class Way:
     staging: Staging | None = None
 
     def __str__(self) -> str:
-        how = "" if self.staging is None else f" {self.staging.decode.name.lower()}/{self.staging.prefill.name.lower()}"
-        return f"{self.cold:.0%} {self.mode}{how}"
+        return f"{self.cold:.0%} {self.how}"
+
+    @property
+    def how(self) -> str:
+        """For the table."""
+        if self.staging is None:
+            return self.mode
+        s = self.staging
+        return f"{self.mode}, {s.decode.name.lower()} / {s.prefill.name.lower()}, {s.blocks or 16} blocks"
 
 
 class Deep(Stock):
@@ -166,9 +173,10 @@ def in_ram(model: Model, depth: int, rounds: int) -> dict[str, Any]:
 
 
 def spilled(model: Model, depth: int, rounds: int, way: Way) -> dict[str, Any]:
-    """pagedrun with a share of the pages in RAM."""
+    """pagedrun with a share of the pages in RAM. Long batches that read it directly take so long that one format does."""
+    prefill = way.mode != "zero-copy" or model.config.kv_types[0] == "f16"
     with contextlib.closing(Spilled(model, depth, way)) as side:
-        found: dict[str, Any] = speeds(side, depth, rounds)
+        found: dict[str, Any] = speeds(side, depth, rounds, prefill=prefill)
         stats = side.manager.stats()
         spill = stats.spill
         found |= {"cold": spill.cold, "staged": spill.staged, "pages": stats.pages, "why": spill.reason}
@@ -176,7 +184,7 @@ def spilled(model: Model, depth: int, rounds: int, way: Way) -> dict[str, Any]:
         rates = {r.name.lower(): side.frames.bandwidth(r) for r in Route}
         if spill.staged:
             staging = way.staging or Staging()
-            side.frames.staging(Staging(decode=staging.decode, prefill=staging.prefill, timing=True))
+            side.frames.staging(replace(staging, timing=True))
             side.frames.spill_stats()
             alone = seconds(side, depth, 1, DECODED, 1)
             found["waited"] = side.frames.spill_stats().waited_s / (alone * DECODED)
@@ -207,6 +215,10 @@ def ways(args: argparse.Namespace) -> Iterator[Way]:
     for share in map(float, args.shares.split(",")):
         for mode in args.modes.split(",") if share else ["auto"]:
             yield Way(share, mode)
+    for text in args.staged.split() if args.staged else []:
+        share, decode, prefill, blocks = text.split(",")
+        staging = Staging(decode=Copier[decode.upper()], prefill=Copier[prefill.upper()], blocks=int(blocks))
+        yield Way(float(share), "staged", staging)
 
 
 def main() -> None:
@@ -218,6 +230,9 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=131_072)
     parser.add_argument("--shares", default="0,0.25,0.5,1")
     parser.add_argument("--modes", default="auto,zero-copy", help="of spilling")
+    parser.add_argument(
+        "--staged", default="", help="more rows: SHARE,DECODE,PREFILL,BLOCKS ..., as 0.5,kernel,engine,8"
+    )
     parser.add_argument("--ram-experts", type=int, default=0, help="layers whose routed experts are in RAM")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0)
@@ -237,7 +252,7 @@ def main() -> None:
         rows.append({"KV": kv_type} | row("llama.cpp, all in VRAM", base, base))
         for way in ways(args):
             found = kept.row(f"{kv_type} {way}", lambda m=model, w=way: spilled(m, args.depth, args.rounds, w))
-            rows.append({"KV": kv_type} | row(f"pagedrun, {way.mode}", found, base))
+            rows.append({"KV": kv_type} | row(f"pagedrun, {way.how}", found, base))
         again = kept.row(f"{kv_type} stock again", lambda m=model: stock(m, args.depth, args.rounds))
         rows.append({"KV": kv_type} | row("llama.cpp, once more", again, base))
         if kv_type == "f16":

@@ -5,7 +5,7 @@
 
     in RAM          share of the conversation's pages that every step reads from the host
     decode          tokens per second, 1 at a time; prefill: of the next 2,048 tokens
-    of VRAM         ratio to llama.cpp with its whole KV cache in VRAM, measured before and after the rows of its format
+    of VRAM         ratio to llama.cpp with its whole KV cache in VRAM, the faster of two: before and after these rows
     limit           what no spilling can pass: the slower of a step with all in VRAM and of moving the cold bytes once
     waited          how long attention waited for copies, of a step's time
 
@@ -173,7 +173,7 @@ def in_ram(model: Model, depth: int, rounds: int) -> dict[str, Any]:
 
 
 def spilled(model: Model, depth: int, rounds: int, way: Way) -> dict[str, Any]:
-    """pagedrun with a share of the pages in RAM. Long batches that read it directly take so long that one format does."""
+    """pagedrun with a share of the pages in RAM. Long batches that read it directly are slow: one format does."""
     prefill = way.mode != "zero-copy" or model.config.kv_types[0] == "f16"
     with contextlib.closing(Spilled(model, depth, way)) as side:
         found: dict[str, Any] = speeds(side, depth, rounds, prefill=prefill)
@@ -248,16 +248,19 @@ def main() -> None:
             threads=args.threads,
             ram_experts=range(args.ram_experts),
         )
-        base = kept.row(f"{kv_type} stock", lambda m=model: stock(m, args.depth, args.rounds))
-        rows.append({"KV": kv_type} | row("llama.cpp, all in VRAM", base, base))
+        found = {
+            "llama.cpp, all in VRAM": kept.row(f"{kv_type} stock", lambda m=model: stock(m, args.depth, args.rounds))
+        }
         for way in ways(args):
-            found = kept.row(f"{kv_type} {way}", lambda m=model, w=way: spilled(m, args.depth, args.rounds, w))
-            rows.append({"KV": kv_type} | row(f"pagedrun, {way.how}", found, base))
+            measured = kept.row(f"{kv_type} {way}", lambda m=model, w=way: spilled(m, args.depth, args.rounds, w))
+            found[f"pagedrun {way.cold:.0%}, {way.how}"] = measured
         again = kept.row(f"{kv_type} stock again", lambda m=model: stock(m, args.depth, args.rounds))
-        rows.append({"KV": kv_type} | row("llama.cpp, once more", again, base))
+        base = {name: min(again[name], found["llama.cpp, all in VRAM"][name]) for name in again}
+        found["llama.cpp, once more"] = again
         if kv_type == "f16":
             ram = kept.row(f"{kv_type} in RAM", lambda m=model: in_ram(m, args.depth, args.rounds))
-            rows.append({"KV": kv_type} | row("llama.cpp, KV cache in RAM, extrapolated", ram, base))
+            found["llama.cpp, KV cache in RAM, extrapolated"] = ram
+        rows += [{"KV": kv_type} | row(name, measured, base) for name, measured in found.items()]
         model.native.close()
     rates = next((found["rates"] for found in kept.rows.values() if "rates" in found), {})
     notes = [

@@ -46,14 +46,15 @@ def candidates(depths: list[int], rows: Callable[[], dict[str, dict[str, Any]]])
     yield "plan"
     yield f"fit:{deep}"
     yield f"plan:{deep}"
-    layers = rows().get("plan", {}).get("experts", 0)
-    yield f"ncmoe:{layers}"
     yield f"fit:{shallow}"
-    if f"decode {deep}" not in rows().get(f"ncmoe:{layers}", {}):
-        yield "tuned"
-    yield f"ncmoe:{layers + 2}"
+    layers = rows().get("plan", {}).get("experts")
+    if layers is not None:  # there was time for the plan, and it did not fail
+        yield f"ncmoe:{layers}"
+        if f"decode {deep}" not in rows().get(f"ncmoe:{layers}", {}):
+            yield "tuned"
+        yield f"ncmoe:{layers + 2}"
+        yield f"ncmoe:{max(layers - 2, 0)}"
     yield from (f"fit:{depth}" for depth in between)
-    yield f"ncmoe:{max(layers - 2, 0)}"
 
 
 def of_size(kept: bench.Kept, gib: str) -> dict[str, dict[str, Any]]:
@@ -139,6 +140,8 @@ def shown(gib: str, candidate: str, row: dict[str, Any], depths: list[int]) -> d
     """One line of the table."""
     line: dict[str, Any] = {"GiB": gib, "": name_of(candidate, row), "experts in RAM": row.get("experts", "-")}
     line |= {"context": f"{row['context']:,}" if "context" in row else "-"}
+    cold = row.get(f"cold {max(depths)}")
+    line |= {"KV in RAM": "-" if cold is None else f"{cold:.0%}"}
     for what in ("decode", "prefill"):
         line |= {f"{what} {depth:,}": row.get(f"{what} {depth}", "-") for depth in depths}
     return line | {"peak MiB": row.get("peak MiB", "-"), "load s": row.get("load s", "-"), "note": row.get("why", "")}
@@ -180,6 +183,7 @@ def report(args: argparse.Namespace, kept: bench.Kept) -> bool:
             f"{args.model.name}, {args.kv_type}; the deepest context is full: it ends with what is measured",
             f"medians of {args.rounds}: 32 tokens decoded, without sampling; 2,048 read",
             "pagedrun has the whole size" if args.whole else "pagedrun leaves 512 MiB free, as it does without flags",
+            "KV in RAM: of the deepest context, read from there in every step",
             "peak MiB: of the driver's figures, after each measurement; --fit: with the settings of llama-server; "
             "-ncmoe: weights in RAM are pinned, and the context is as long as fits",
         ]

@@ -109,6 +109,12 @@ class Served(Stock):
         if length and not self._door.c.bind(self.context.pointer, SLOT, length, None):
             raise RuntimeError("the slot does not hold so many tokens")
 
+    @property
+    def cold(self) -> float:
+        """Share of the pages that every step reads from RAM."""
+        stats = self.slots.stats()
+        return stats.spill.cold / max(stats.pages, 1) if stats else 0.0
+
     def step(self, tokens: tuple[int, ...], start: int) -> None:
         self._prepare(len(tokens))
         super().step(tokens, start)
@@ -137,6 +143,8 @@ def measure(side: Any, depths: Sequence[int], wish: Wish, watch: Watch) -> None:
         side.reset(at)
         seconds(side, at, 1, 8, 1)  # warm
         say(**{f"decode {depth}": 1 / seconds(side, at, 1, DECODED, wish.args.rounds)}, **peak(watch))
+        if isinstance(side, Served):
+            say(**{f"cold {depth}": side.cold})
         say(**{f"prefill {depth}": PREFILLED / prefill(side, at, wish.args.rounds, cold=i == 0)}, **peak(watch))
 
 
@@ -171,8 +179,9 @@ def planned(wish: Wish, max_seq_len: int) -> None:
     began = time.perf_counter()
     with plan_check.loaded(wish.path, config, gpus) as (service, plan):
         say(**{"load s": time.perf_counter() - began, "context": service.limits.max_seq_len})
+        say(experts=len(plan.settings.ram_experts) if plan is not None else 0)
         if plan is not None:
-            say(experts=len(plan.settings.ram_experts), **{f"predicted {s.depth}": s.decode for s in plan.speeds})
+            say(**{f"predicted {s.depth}": s.decode for s in plan.speeds})
         side = Served(service)
         measure(side, wish.depths, wish, watch)
         if plan is not None:

@@ -191,6 +191,7 @@ def planned(wish: Wish, max_seq_len: int) -> None:
 def stock(wish: Wish, n_tokens: int) -> tuple[Placement, Door, Any]:
     """Parameters as llama-server has them, where nothing is placed yet."""
     library = load()
+    library.log.verbose = True  # a computation that gets no memory ends the process, and only the log says why
     door = Door(library.common)
     config = EngineConfig(
         max_seq_len=n_tokens,

@@ -24,12 +24,12 @@ from pagedrun.native.placement import Placement
 from pagedrun.native.runner import NativeRunner
 from pagedrun.native.vram import free_vram_of
 from pagedrun.opening import Opening
-from pagedrun.plan import Plan, shape_of, text
+from pagedrun.plan import Plan, rules, shape_of, text
 from pagedrun.planning import machine_facts, plan_model
 from pagedrun.pressure import Pressure
 from pagedrun.service import Service
 from pagedrun.slots import PagedSettings, PagedSlots
-from pagedrun.spilling import spill_settings
+from pagedrun.spilling import measure_bus, spill_settings
 
 # Pages copied to RAM in the background of a step. Where the pages are in RAM anyway a copy would gain nothing.
 _WRITE_BACK = 4
@@ -100,24 +100,32 @@ def _paged(runner: NativeRunner, room: Room, config: EngineConfig, plan: Plan | 
     """Slots over frames, in what memory there is, but never more than all slots can use."""
     geometry = room.frames.geometry
     most = geometry.frame_bytes * geometry.n_slots * geometry.pages_for(runner.limits.max_seq_len)
+    bus = measure_bus(config, room.frames)
     manager = PageManager(
         geometry,
         room.frames,
         gpu_memory=Budget(min(room.for_pages, most)),
         swap_space=Budget(_swap(config, plan, room)),
         policy=config.policy,
-        spill=spill_settings(config, plan, room.frames, step_tokens=runner.limits.max_batch_tokens),
+        spill=spill_settings(config, plan, bus, step_tokens=runner.limits.max_batch_tokens),
     )
     settings = PagedSettings(
         snapshot_interval=config.snapshot_interval,
         max_tokens=room.max_tokens,
         buffer_bytes=room.memory.device,
         write_back=_WRITE_BACK if room.on_gpu else 0,
-        watch=Pressure(free_vram_of(library.llama._lib, "CUDA0")) if room.on_gpu else lambda: 0,
+        watch=_watch(room, library) if room.on_gpu else lambda: 0,
+        pace=bus.pace(room.frames, manager) if bus else lambda: None,
     )
     if config.debug_kv:
         settings = replace(settings, check=functools.partial(validate, manager))
     return PagedSlots(runner, manager, settings)
+
+
+def _watch(room: Room, library: Library) -> Pressure:
+    """Memory that others need. All of ours will be taken at some time, and CUDA's own beside it."""
+    free = free_vram_of(library.llama._lib, "CUDA0")
+    return Pressure(free, spare=free() - room.for_pages - rules.CUDA_LATER)
 
 
 def _swap(config: EngineConfig, plan: Plan | None, room: Room) -> int:

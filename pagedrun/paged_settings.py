@@ -21,7 +21,7 @@ class PagedSettings:
     outside the pages allow a conversation to have; buffer_bytes: what these take. write_back: full pages that are
     copied to the host during a step, in the background, so that they can leave without waiting. check: called before
     and after every step. watch: asked every watch_steps steps how many bytes of the device others need; so many less
-    than none when they have given some back.
+    than none when they have given some back. pace: called before every step.
     """
 
     snapshot_interval: int
@@ -31,6 +31,7 @@ class PagedSettings:
     check: Callable[[], None] = lambda: None
     watch: Callable[[], int] = lambda: 0
     watch_steps: int = 16
+    pace: Callable[[], None] = lambda: None
 
 
 class Others:

@@ -13,17 +13,21 @@ from dataclasses import dataclass
 LOW = 192 << 20
 #: What is left free when memory is taken again; as far above LOW as a neighbour's next allocation may be.
 AMPLE = 448 << 20
+_LEAST = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """Asked now and then. free: answers the bytes that are free on the GPU."""
+    """Asked now and then. free: answers the free bytes of the GPU; spare: how many there should be, without others."""
 
     free: Callable[[], int]
+    spare: int = AMPLE
 
     def __call__(self) -> int:
         """Bytes to give back; below 0: so many may be taken again, of those that were given back."""
         free = self.free()
-        if free < LOW:
-            return AMPLE - free
-        return min(AMPLE - free, 0)
+        low = min(LOW, max(self.spare // 2, _LEAST))
+        ample = min(AMPLE, max(self.spare, 2 * low))
+        if free < low:
+            return ample - free
+        return min(ample - free, 0)

@@ -215,6 +215,7 @@ class PagedSlots:
         self._others.mind()
         self._manager.recall()
         self._manager.flush()
+        self._settings.pace()
         try:
             self._manager.write_back(self._settings.write_back)
         except EngineError as e:  # the step does not need it, and the next flush tries again

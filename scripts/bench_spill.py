@@ -8,6 +8,7 @@
     of VRAM         ratio to llama.cpp with its whole KV cache in VRAM, the faster of two: before and after these rows
     limit           what no spilling can pass: the slower of a step with all in VRAM and of moving the cold bytes once
     waited          how long attention waited for copies, of a step's time
+    blocks          of the kernel that copies, as the engine chose them in the end (pagedrun/pace.py)
 
 Depth is written, not computed: rows of zeros, whose attention costs what any other costs. llama.cpp with its KV cache
 in RAM (offload_kqv off) is measured at 0 and 16,384 tokens and carried on in a straight line.
@@ -30,14 +31,17 @@ from typing import Any
 import bench
 from paged_side import SLOT, Counted, Model, Stock, tokens_of
 
-from pagedrun.kv import Budget, PageManager, Rates, SpillSettings
+from pagedrun.kv import Budget, PageManager, SpillSettings
 from pagedrun.native.frames import Copier, Route, Staging
 from pagedrun.native.paging import open_paged
+from pagedrun.pace import Pace
+from pagedrun.spilling import Bus
 
 DECODED, PREFILLED = 32, 2048
 SHALLOW = 16_384  # where llama.cpp is measured with its KV cache in RAM
 AHEAD = PREFILLED + 512
 CHUNK = 2048
+WARM = 192  # tokens until the copies have found their pace
 
 
 @dataclass(frozen=True)
@@ -90,9 +94,12 @@ class Spilled(Deep):
         if frames is None:
             raise RuntimeError("this model's KV cache cannot be paged")
         self.frames, self.way = frames, way
-        if way.staging is not None:
-            frames.staging(way.staging)
+        self.bus = Bus.of(frames) if model.gpu else Bus(0.0, 0.0, 0.0)
+        if model.gpu:
+            frames.staging(way.staging or self.bus.staging())
         self.manager = self._manager(depth)
+        paced = way.mode == "auto" and frames.geometry.stages_pay
+        self.pace = self.bus.pace(frames, self.manager) if paced else lambda: None
         self.conversation = self.manager.open()
         self.manager.bind(self.conversation, SLOT)
         whole = depth + AHEAD  # what is spilled for the tokens that are measured stays so
@@ -109,14 +116,14 @@ class Spilled(Deep):
         n_cold = round(self.way.cold * n_pages)
         stages = n_cold + 1 if g.stages_pay and n_cold and self.way.mode != "zero-copy" else 0
         memory = (n_pages - n_cold + new) * g.frame_bytes + stages * g.stage_bytes
-        bandwidth = self.frames.bandwidth
-        rates = Rates(copy=bandwidth(Route.KERNEL), zero_copy=bandwidth(Route.ZERO_COPY)) if self.model.gpu else Rates()
         return PageManager(
             g,
             Counted(self.frames),
             gpu_memory=Budget(memory),
             swap_space=Budget((n_pages + new) * g.frame_bytes),
-            spill=SpillSettings(mode=self.way.mode, prefetch="off", rates=rates, batch=1, step_tokens=PREFILLED),
+            spill=SpillSettings(
+                mode=self.way.mode, prefetch="off", rates=self.bus.rates(), batch=1, step_tokens=PREFILLED
+            ),
         )
 
     def _prepare(self, n: int) -> None:
@@ -124,6 +131,7 @@ class Spilled(Deep):
         if not manager.append(c, n) and not (manager.spill(c, n) and manager.append(c, n)):
             raise MemoryError("the pages do not fit")
         manager.flush()
+        self.pace()
 
     def step(self, tokens: tuple[int, ...], start: int) -> None:
         self._prepare(len(tokens))
@@ -148,7 +156,7 @@ def seconds(side: Deep, depth: int, batch: int, n: int, rounds: int) -> float:
 
 def speeds(side: Deep, depth: int, rounds: int, *, prefill: bool = True) -> dict[str, float]:
     """Seconds of a step that decodes, and of one that reads 2,048 tokens."""
-    seconds(side, depth, 1, 8, 1)  # warm
+    seconds(side, depth, 1, WARM if isinstance(side, Spilled) and side.way.mode == "auto" else 8, 1)
     found = {"decode": seconds(side, depth, 1, DECODED, rounds)}
     if prefill:
         seconds(side, depth, PREFILLED, PREFILLED, 1)
@@ -182,9 +190,12 @@ def spilled(model: Model, depth: int, rounds: int, way: Way) -> dict[str, Any]:
         found |= {"cold": spill.cold, "staged": spill.staged, "pages": stats.pages, "why": spill.reason}
         found["cold bytes"] = spill.cold * side.frames.geometry.frame_bytes
         rates = {r.name.lower(): side.frames.bandwidth(r) for r in Route}
-        if spill.staged:
-            staging = way.staging or Staging()
-            side.frames.staging(replace(staging, timing=True))
+        if isinstance(side.pace, Pace):
+            found["blocks"] = side.pace.blocks
+        elif spill.staged:
+            staging = way.staging or Staging(decode=side.bus.staging().decode)
+            if way.staging is not None:
+                side.frames.staging(replace(staging, timing=True))
             side.frames.spill_stats()
             alone = seconds(side, depth, 1, DECODED, 1)
             found["waited"] = side.frames.spill_stats().waited_s / (alone * DECODED)
@@ -207,7 +218,8 @@ def row(way: str, found: dict[str, Any], base: dict[str, float]) -> dict[str, An
     if "prefill" in found:
         shown["prefill"] = PREFILLED / found["prefill"]
         shown["prefill of VRAM"] = base["prefill"] / found["prefill"]
-    return shown | {"waited": f"{found['waited']:.0%}" if "waited" in found else "-"}
+    shown["waited"] = f"{found['waited']:.0%}" if "waited" in found else "-"
+    return shown | {"blocks": found.get("blocks", "-")}
 
 
 def ways(args: argparse.Namespace) -> Iterator[Way]:

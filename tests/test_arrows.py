@@ -18,7 +18,7 @@ ROOMS: list[tuple[str, ...]] = [
     ("errors", "units", "model"),
     ("paths", "sampling", "memory", "machine"),
     ("config", "request", "gguf_file", "catalog"),
-    ("step", "text", "chat", "kv", "plan", "pressure"),
+    ("step", "text", "chat", "kv", "plan", "pressure", "pace"),
     ("paged_settings", "speeds"),
     ("slots",),
     ("scheduler",),
@@ -38,8 +38,8 @@ ROOMS: list[tuple[str, ...]] = [
 
 # Policy runs under a fake runner, without a model and without C.
 POLICY = (
-    "config", "request", "sampling", "step", "text", "chat", "kv", "plan", "pressure", "paged_settings", "slots",
-    "scheduler", "engine", "service",
+    "config", "request", "sampling", "step", "text", "chat", "kv", "plan", "pressure", "pace", "paged_settings",
+    "slots", "scheduler", "engine", "service",
 )  # fmt: skip
 
 

@@ -20,3 +20,10 @@ def test_what_was_given_back_makes_it_neither_give_nor_take() -> None:
     """Giving back leads to the middle: no page goes to and fro."""
     free = 10 << 20
     assert Pressure(lambda: free + Pressure(lambda: free)())() == 0
+
+
+def test_who_may_take_all_of_a_gpu_does_not_give_back_what_is_its_own() -> None:
+    free = 60 << 20
+    assert Pressure(lambda: free, spare=free)() == 0
+    assert Pressure(lambda: free // 4, spare=free)() > 0
+    assert Pressure(lambda: 0, spare=-(1 << 30))() == 32 << 20

@@ -1,7 +1,8 @@
 """From a model, a machine and wishes to a plan.
 
     1  the longest window whose conversation fits VRAM and RAM together
-    2  for it, as much hot as is wished (rules.HOT_TOKENS) and the largest batch; less of both where VRAM is short
+    2  for it, as much hot as is wished (with routed experts a whole window, else rules.HOT_TOKENS) and the largest
+       batch; less of both where VRAM is short
     3  routed experts, layer by layer from the last, in what is left; only once the wish is met
     4  what is left then is room for more pages
 
@@ -71,13 +72,20 @@ class _Chooser:
 
     def _wishes(self, window: int) -> list[tuple[int, int]]:
         """Hot tokens and batch, the better ones first. Without experts to copy, a large batch is worth little VRAM."""
-        config, sizes = self.needs.config, batches(self.needs.config)
-        wish = config.max_seq_len or min(rules.HOT_TOKENS, window)
+        sizes = batches(self.needs.config)
         if not self.needs.may_spill:
             return [(window, batch) for batch in sizes]
         least = min(rules.HOT_TOKENS_LEAST, window)
         modest = sizes if self.needs.shape.routed else sizes[-1:]
-        return [*((wish, batch) for batch in sizes), *((least, batch) for batch in modest)]
+        wished = [(wish, batch) for wish in self._hot(window) for batch in sizes]
+        return [*wished, *((least, batch) for batch in modest)]
+
+    def _hot(self, window: int) -> list[int]:
+        """Tokens of each conversation to have in VRAM, the better first; routed experts are the last to get any."""
+        needs, usual = self.needs, min(rules.HOT_TOKENS, window)
+        if needs.config.max_seq_len:
+            return [window]
+        return [max(window // needs.seqs, usual), usual] if needs.shape.routed else [usual]
 
     def _holds(self, weights: Weights, trial: Trial) -> bool:
         """Whether there is room for one conversation of the whole window, as far as VRAM can be counted on."""

@@ -29,7 +29,8 @@ def cpu_plan(shape: ModelShape, machine: MachineFacts, config: EngineConfig) -> 
     swap = max(min(config.swap_space, left - budget - rules.RAM_MARGIN), 0)
     kv = pages.kv_plan(shape.kv, config, pages=held, swap=swap, window=window)
     items = _items(shape, weights, (buffers, fixed, held))
-    missing = _missing(items, machine, short=math.ceil(min(window, rules.SHORTEST_WINDOW) * token) - room)
+    needed = math.ceil((config.max_seq_len or min(window, rules.SHORTEST_WINDOW)) * token)
+    missing = _missing(items, machine, short=needed - room - (swap if config.spill != "off" else 0))
     predictor = Predictor(weights, machine, kv, batch)
     return Plan(
         model=shape.name,

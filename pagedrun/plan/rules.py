@@ -31,8 +31,8 @@ GRANULARITY = 2 * MIB
 
 # -- the KV cache --------------------------------------------------------------------------------------------------
 
-#: Tokens of a conversation that get VRAM before routed experts do, when no length is asked for. A GiB of KV in RAM
-#: costs a GiB of traffic a token; a GiB of routed experts a 32nd of that. Few conversations become longer.
+#: Tokens of a conversation that are in VRAM if at all possible, when no length is asked for. Few become longer. Routed
+#: experts come after the whole window: a GiB of KV in RAM costs a GiB of traffic a token, a GiB of them a 32nd of that.
 HOT_TOKENS = 32_768
 #: The fewest that are kept in VRAM while the rest spills, where it is short. A dense model's layers come before more
 #: than that: all its weights are read for every token, however short the conversation is.

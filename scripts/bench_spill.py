@@ -222,12 +222,12 @@ def row(way: str, found: dict[str, Any], base: dict[str, float]) -> dict[str, An
     return shown | {"blocks": found.get("blocks", "-")}
 
 
-def ways(args: argparse.Namespace) -> Iterator[Way]:
+def ways(args: argparse.Namespace, kv_type: str) -> Iterator[Way]:
     """What is measured for a format of the KV cache."""
     for share in map(float, args.shares.split(",")):
         for mode in args.modes.split(",") if share else ["auto"]:
             yield Way(share, mode)
-    for text in args.staged.split() if args.staged else []:
+    for text in args.staged.split() if kv_type == args.kv_types.split(",")[0] else []:
         share, decode, prefill, blocks = text.split(",")
         staging = Staging(decode=Copier[decode.upper()], prefill=Copier[prefill.upper()], blocks=int(blocks))
         yield Way(float(share), "staged", staging)
@@ -242,9 +242,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=131_072)
     parser.add_argument("--shares", default="0,0.25,0.5,1")
     parser.add_argument("--modes", default="auto,zero-copy", help="of spilling")
-    parser.add_argument(
-        "--staged", default="", help="more rows: SHARE,DECODE,PREFILL,BLOCKS ..., as 0.5,kernel,engine,8"
-    )
+    parser.add_argument("--staged", default="", help="rows of the first format: SHARE,DECODE,PREFILL,BLOCKS ...")
     parser.add_argument("--ram-experts", type=int, default=0, help="layers whose routed experts are in RAM")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0)
@@ -263,7 +261,7 @@ def main() -> None:
         found = {
             "llama.cpp, all in VRAM": kept.row(f"{kv_type} stock", lambda m=model: stock(m, args.depth, args.rounds))
         }
-        for way in ways(args):
+        for way in ways(args, kv_type):
             measured = kept.row(f"{kv_type} {way}", lambda m=model, w=way: spilled(m, args.depth, args.rounds, w))
             found[f"pagedrun {way.cold:.0%}, {way.how}"] = measured
         again = kept.row(f"{kv_type} stock again", lambda m=model: stock(m, args.depth, args.rounds))

@@ -91,9 +91,22 @@ class FakeStore:
         while self._done < fence:
             self._finish()
 
+    def read(self, frame: int) -> np.ndarray:
+        self._fails_by_itself("read")
+        assert self.tiers[frame] in (Tier.DEVICE, Tier.HOST)
+        assert not self._writing[frame], f"frame {frame} is read while it is written"
+        return self.frames[frame].reshape(-1).copy()
+
+    def write(self, frame: int, data: np.ndarray) -> None:
+        self._fails_by_itself("write")
+        assert self.tiers[frame] in (Tier.DEVICE, Tier.HOST)
+        assert data.dtype == np.uint8 and data.shape == (self.geometry.frame_bytes,)
+        assert not self._writing[frame] and not self._reading[frame], f"frame {frame} is used by a copy"
+        self.frames[frame] = data.reshape(self.geometry.n_stripes, -1).copy()
+
     # what a step does
 
-    def read(self, slot: int, n_pages: int) -> np.ndarray:
+    def see(self, slot: int, n_pages: int) -> np.ndarray:
         """The first pages of a slot's window, shape (n_stripes, bytes).
 
         As layers do it, a stripe each: what is staged of the first one is copied first, and then always that of the
@@ -129,7 +142,7 @@ class FakeStore:
                 if stage := self.stages.get((slot, page)):
                     self.frames[stage][self._area(layer)] = self.frames[self.windows[slot, page][0]][layer]
 
-    def write(self, slot: int, start: int, data: np.ndarray) -> None:
+    def put(self, slot: int, start: int, data: np.ndarray) -> None:
         """Write bytes from `start` on, data of shape (n_stripes, bytes)."""
         size = self.geometry.page_bytes
         for page in range(start // size, -(-(start + data.shape[1]) // size)):
@@ -154,6 +167,11 @@ class FakeStore:
         return sum(t == tier for t in self.tiers.values())
 
     # operations
+
+    def _fails_by_itself(self, name: str) -> None:
+        self.n_ops += 1
+        if self.n_ops in self.fail_ops:
+            raise FrameError(f"a test lets {name} fail", 0)
 
     def _fails(self, op: Op) -> bool:
         if op == Op.CREATE:

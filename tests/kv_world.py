@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pagedrun.kv import Budget, FrameError, PageGeometry, PageManager, SpillSettings, Tier, validate
+from pagedrun.kv import Budget, DiskSpace, FrameError, PageGeometry, PageManager, SpillSettings, Tier, validate
 from pagedrun.kv.ids import ConversationId
+from tests.kv_disk import BadFile
 from tests.kv_store import FOUR, GARBAGE, GEOMETRY, FakeStore
 
 
@@ -35,13 +38,18 @@ class World:
         seed: int | None = None,
         store: FakeStore | None = None,
         spill: SpillSettings | None = None,
+        disk: int = 0,
     ) -> None:
         self.geometry = geometry
         self.store = store or FakeStore(geometry, seed=seed)
         self.device, self.host = (Budget(n * geometry.frame_bytes) for n in (device, host))
+        self.now = 0.0
+        self.file = BadFile(disk, geometry.frame_bytes, lambda: self.now)
+        space = DiskSpace(Path(tempfile.gettempdir()), disk * geometry.frame_bytes)
         self.manager = PageManager(
-            geometry, self.store, gpu_memory=self.device, swap_space=self.host, policy=policy, spill=spill
+            geometry, self.store, gpu_memory=self.device, swap_space=self.host, policy=policy, spill=spill, disk=space
         )
+        self.manager.lower.file = self.file
         self.known: dict[ConversationId, Reference] = {}
         self._next_token = 0
 
@@ -60,9 +68,18 @@ class World:
             except FrameError:
                 assert self.store.fail_ops
                 bound = False
+        self.see_losses()
         if bound:
             self.known[c].slot = slot
         return bound
+
+    def see_losses(self) -> None:
+        """What was lost on the disk is gone here too."""
+        for c, reference in self.known.items():
+            if self.manager.length(c) < len(reference.tokens):
+                assert self.file.fail_reads and self.manager.stats().disk.lost, "it was lost without a reason"
+                reference.tokens = reference.tokens[: self.manager.length(c)]
+                self._forget_pages(reference)
 
     def unbind(self, slot: int) -> None:
         self.manager.unbind(slot)
@@ -71,8 +88,13 @@ class World:
     def append(self, c: ConversationId, n: int) -> bool:
         enough = self.has_room(c, n)
         appended = self.unchanged_if_false(lambda: self.manager.append(c, n))
-        assert appended == enough or self.store.fail_creates
+        assert appended == enough or self.store.fail_creates or self.disk_fails
         return appended
+
+    @property
+    def disk_fails(self) -> bool:
+        """Whether moving a page to the disk may have failed."""
+        return bool(self.file.fail_writes or (self.file.n_slots and self.store.fail_ops))
 
     def spill(self, c: ConversationId, n: int) -> bool:
         """Append, for which pages may become cold."""
@@ -85,7 +107,7 @@ class World:
             spilled = False
         self.validate()
         if spilled:
-            assert self.append(c, n) or self.store.fail_creates
+            assert self.append(c, n) or self.store.fail_creates or self.disk_fails
         return spilled and bool(self.manager.append(c, n))
 
     def step(self) -> None:
@@ -122,7 +144,7 @@ class World:
         reference.tokens += range(self._next_token, self._next_token + n)
         self._next_token += n
         data = self.bytes_of(reference.tokens)[:, start * self.geometry.row_bytes :]
-        self.store.write(reference.slot, start * self.geometry.row_bytes, data)
+        self.store.put(reference.slot, start * self.geometry.row_bytes, data)
         self.manager.commit(c, n)
         reference.touched = max(reference.touched, len(reference.tokens) * self.geometry.row_bytes)
 
@@ -132,7 +154,12 @@ class World:
         self._forget_pages(self.known[c])
 
     def fork(self, c: ConversationId, n: int) -> ConversationId | None:
-        child = self.unchanged_if_false(lambda: self.manager.fork(c, n))
+        boundary = self.manager.pages(c)[self.geometry.full_pages(n) : self.geometry.pages_for(n)]
+        if self.manager.lower.on_disk_only(boundary).any():
+            child = self.manager.fork(c, n)  # it goes to the host first
+            self.see_losses()
+        else:
+            child = self.unchanged_if_false(lambda: self.manager.fork(c, n))
         if child is not None:
             parent = self.known[c]
             self.known[child] = Reference(parent.tokens[:n], None, parent.touched)
@@ -150,7 +177,7 @@ class World:
         for c, reference in self.known.items():
             if reference.slot is not None:
                 n_pages = len(self.manager.pages(c))
-                seen = self.store.read(reference.slot, n_pages)
+                seen = self.store.see(reference.slot, n_pages)
                 expected = self.bytes_of(reference.tokens)
                 assert np.array_equal(seen[:, : expected.shape[1]], expected), f"conversation {c} is wrong"
                 assert not seen[:, reference.touched :].any(), f"conversation {c} has a frame that was not cleared"
@@ -181,22 +208,28 @@ class World:
             need += bool(t.refs[pages[edge]] > 1 or t.device[pages[edge]] < 0)
         there = t.device[: t.top] >= 0
         copied, pinned = t.host[: t.top] >= 0, t.pins[: t.top] > 0
-        host = m.residency.host.obtainable + int((there & copied & pinned).sum())
-        evictable = int((there & copied & ~pinned).sum()) + min(int((there & ~copied & ~pinned).sum()), host)
+        stored = t.disk[: t.top] >= 0
+        low = copied & ~there & ~pinned
+        slots = self.file.n_slots - self.file.used + int((stored & pinned & (there | copied)).sum())
+        below = int((low & stored).sum()) + (slots if self.file.willing else 0)
+        host = m.residency.host.obtainable + int((there & copied & pinned).sum()) + below
+        saved = copied | stored
+        evictable = int((there & saved & ~pinned).sum()) + min(int((there & ~saved & ~pinned).sum()), host)
         return need <= m.residency.device.obtainable + evictable
 
     def unchanged_if_false(self, operation: Callable[[], Any]) -> Any:
-        before = self.state()
+        before, troubles = self.state(), self.file.troubles
         result = operation()
-        if result is None or result is False:
-            assert self.state() == before, "it said no and changed something"
+        if (result is None or result is False) and troubles == self.file.troubles:
+            fails = self.file.n_slots and self.store.fail_ops
+            assert fails or self.state() == before, "it said no and changed something"
         return result
 
     def state(self) -> tuple[object, ...]:
         """All that a refused operation must leave alone."""
         m = self.manager
         t = m.table
-        columns = (t.index, t.device, t.host, t.refs, t.pins, t.sealed, m.windows.frame, m.windows.writable)
+        columns = (t.index, t.device, t.host, t.disk, t.refs, t.pins, t.sealed, m.windows.frame, m.windows.writable)
         conversations = [
             (c.id, c.length, c.n_sealed, c.slot, c.bound, c.pages.tolist()) for c in m.conversations.values()
         ]

@@ -65,9 +65,9 @@ class PagedFakeRunner(FakeRunner):
         geometry = self.store.geometry
         rows = np.array([chunk.tokens, range(chunk.start, chunk.start + len(chunk.tokens))], "<u2").T
         data = np.ascontiguousarray(rows).view(np.uint8).reshape(1, -1)
-        self.store.write(chunk.slot, chunk.start * geometry.row_bytes, np.repeat(data, geometry.n_stripes, 0))
+        self.store.put(chunk.slot, chunk.start * geometry.row_bytes, np.repeat(data, geometry.n_stripes, 0))
         length = chunk.start + len(chunk.tokens)
-        seen = self.store.read(chunk.slot, geometry.pages_for(length))[:, : length * geometry.row_bytes]
+        seen = self.store.see(chunk.slot, geometry.pages_for(length))[:, : length * geometry.row_bytes]
         assert (seen == seen[0]).all(), "the stripes are not of one page"
         tokens, positions = np.ascontiguousarray(seen[0]).view("<u2").reshape(length, 2).T
         assert positions.tolist() == list(range(length)), f"slot {chunk.slot} shows pages in a wrong order"

@@ -35,9 +35,10 @@ class KvMachine(RuleBasedStateMachine):
         device=st.integers(3, 14),
         host=st.integers(0, 12),
         seed=st.one_of(st.none(), st.integers(0, 99)),
+        disk=st.sampled_from([0, 0, 2, 5, 20]),
     )
-    def begin(self, geometry: str, policy: str, device: int, host: int, seed: int | None) -> None:
-        self.world = World(GEOMETRIES[geometry], device=device, host=host, policy=policy, seed=seed)
+    def begin(self, geometry: str, policy: str, device: int, host: int, seed: int | None, disk: int) -> None:
+        self.world = World(GEOMETRIES[geometry], device=device, host=host, policy=policy, seed=seed, disk=disk)
         for _ in range(4):
             self.serve(self.world.open(), 0, 9, 1)
 
@@ -146,6 +147,7 @@ class KvMachine(RuleBasedStateMachine):
         if c is not None:
             pages = self.world.manager.pages(c)[::every]
             self.world.unchanged_if_false(lambda: self.world.manager.promote(pages))
+            self.world.see_losses()
 
     @rule(which=SMALL, part=PART, size=st.integers(1, 150))
     def snapshot(self, which: int, part: float, size: int) -> None:
@@ -169,8 +171,24 @@ class KvMachine(RuleBasedStateMachine):
         else:
             store.fail_ops = {store.n_ops + after}
 
+    @precondition(lambda self: self.world.file.n_slots)
+    @rule(reads=st.booleans(), after=st.integers(1, 3))
+    def disk_trouble_ahead(self, reads: bool, after: int) -> None:
+        """The disk is going to be full for once, or to forget a page."""
+        file = self.world.file
+        if reads:
+            file.fail_reads.add(file.n_reads + after)
+        else:
+            file.fail_writes.add(file.n_writes + after)
+
+    @precondition(lambda self: self.world.file.n_slots)
+    @rule(n=st.integers(1, 6))
+    def sink(self, n: int) -> None:
+        self.world.manager.sink(n)
+
     @rule()
     def time_passes(self) -> None:
+        self.world.now += 25
         self.world.store.drift()
         self.world.manager.poll()
 
@@ -192,6 +210,7 @@ class KvMachine(RuleBasedStateMachine):
         world.validate()
         stats = world.manager.stats()
         assert (stats.device.used, stats.host.used, stats.pages, stats.snapshots) == (0, 0, 0, 0)
+        assert stats.disk.used == 0
         assert not world.store.windows
 
 

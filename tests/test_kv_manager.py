@@ -207,7 +207,7 @@ def test_an_unknown_policy_is_named() -> None:
     [
         ("refs", 7, "wrong reference counts"),
         ("pins", 0, "wrong pins"),
-        ("device", -1, "pages without a frame"),
+        ("device", -1, "pages without a place"),
         ("device", 1, "in two states"),
         ("device", 9, "shows other frames"),
         ("host", 10, "0 host frames exist, and 1 are known"),

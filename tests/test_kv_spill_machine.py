@@ -31,10 +31,12 @@ class SpillMachine(KvMachine):
         prefetch=st.sampled_from(PREFETCH_MODES),
         rates=st.sampled_from(RATES),
         batch=st.integers(1, 4),
+        disk=st.sampled_from([0, 0, 3, 20]),
     )
-    def begin(self, geometry, policy, device, host, seed, mode, prefetch, rates, batch) -> None:  # type: ignore[no-untyped-def, override]
+    def begin(self, geometry, policy, device, host, seed, mode, prefetch, rates, batch, disk) -> None:  # type: ignore[no-untyped-def, override]
         spill = SpillSettings(mode=mode, prefetch=prefetch, rates=rates, batch=batch, per_step=batch)
-        self.world = World(SPILLING[geometry], device=device, host=host, policy=policy, seed=seed, spill=spill)
+        sizes = {"device": device, "host": host, "disk": disk}
+        self.world = World(SPILLING[geometry], **sizes, policy=policy, seed=seed, spill=spill)
         self.given = 0
         for i in range(4):
             self.serve_spilling(self.world.open(), i, 9, 1)
@@ -81,6 +83,7 @@ class SpillMachine(KvMachine):
             for other in world.known:
                 if other != c:
                     world.manager.prefetch(world.manager.pages(other))
+                    world.see_losses()
 
     @rule(which=SMALL, n=SMALL)
     def spill(self, which: int, n: int) -> None:
@@ -98,6 +101,7 @@ class SpillMachine(KvMachine):
         if c is not None:
             pages = self.world.manager.pages(c)
             self.world.manager.prefetch(pages[: round(len(pages) * part)])
+            self.world.see_losses()
 
     @rule(n=st.integers(1, 6))
     def shrink(self, n: int) -> None:

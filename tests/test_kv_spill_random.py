@@ -21,7 +21,7 @@ RATES = (Rates(), Rates(copy=1e3, zero_copy=1e3, decode_s=0.2), Rates(copy=1e2, 
 class Walk:
     """A world, and what happens to it."""
 
-    def __init__(self, name: str, seed: int) -> None:
+    def __init__(self, name: str, seed: int, disk: int = 0) -> None:
         self.rng = rng = random.Random(seed)
         spill = SpillSettings(
             mode=rng.choice(["staged", "zero-copy", "auto"]),
@@ -33,7 +33,8 @@ class Walk:
         self.world = World(
             SPILLING[name],
             device=rng.randint(4, 10),
-            host=rng.randint(6, 30),
+            host=rng.randint(6, 12 if disk else 30),
+            disk=disk,
             policy=rng.choice(sorted(POLICIES)),
             seed=seed if rng.random() < 0.7 else None,
             spill=spill,
@@ -43,14 +44,18 @@ class Walk:
 
     def step(self) -> None:
         """One thing, weighted towards growing."""
-        rng = self.rng
+        rng, file = self.rng, self.world.file
+        self.world.now += 10
         if rng.random() < 0.04:
+            if file.n_slots:
+                file.fail_reads.add(file.n_reads + rng.randint(1, 9))
+                file.fail_writes.add(file.n_writes + rng.randint(1, 9))
             store = self.world.store
             store.fail_creates = {store.n_creates + rng.randint(1, 4)} if rng.random() < 0.3 else set()
             store.fail_ops = {store.n_ops + rng.randint(1, 20)} if rng.random() < 0.5 else set()
         what = rng.choices(
             (self.grow, self.let_go, self.bind, self.ahead, self.pressure, self.cut, self.share),
-            (12, 2, 3, 2, 1, 1, 1),
+            (6, 6, 8, 3, 1, 1, 1) if file.n_slots else (12, 2, 3, 2, 1, 1, 1),
         )[0]
         what()
         self.world.validate()
@@ -98,6 +103,7 @@ class Walk:
             if self.rng.random() < 0.5:
                 self.world.manager.demote(pages)
             self.world.manager.prefetch(pages)
+            self.world.see_losses()
             if self.rng.random() < 0.5:
                 self.world.store.drift()
                 self.world.tried(self.world.manager.flush)
@@ -122,11 +128,12 @@ class Walk:
             self.world.fork(c, round(self.world.manager.length(c) * self.rng.choice([1.0, 0.5])))
 
 
+@pytest.mark.parametrize("disk", [0, 30])
 @pytest.mark.parametrize("name", sorted(SPILLING))
-def test_a_long_walk(name: str) -> None:
+def test_a_long_walk(name: str, disk: int) -> None:
     seen: Counter[str] = Counter()
     for seed in range(12):
-        walk = Walk(name, seed)
+        walk = Walk(name, seed, disk)
         for _ in range(250):
             walk.step()
         walk.world.store.fail_ops = {0}
@@ -139,6 +146,10 @@ def test_a_long_walk(name: str) -> None:
             hits=stats.prefetch.hits,
             late=stats.prefetch.late,
             wasted=stats.prefetch.wasted,
+            written=stats.disk.written,
+            read=stats.disk.read,
+            lost=stats.disk.lost,
+            refused=walk.world.file.refused != "",
             staged=sum(op == 7 for ops in walk.world.store.log for op, *_ in ops),
         )
         for c in list(walk.world.known):
@@ -148,5 +159,7 @@ def test_a_long_walk(name: str) -> None:
         walk.world.manager.trim()
         walk.world.validate()
         assert not walk.world.store.frames and not walk.world.store.windows
-    assert seen["spilled"] > 50 and seen["recalled"] and seen["hits"] + seen["late"] and seen["wasted"], seen
+    assert seen["spilled"] > 50 and seen["recalled"] and seen["wasted"], seen
+    assert disk or seen["hits"] + seen["late"], seen
+    assert not disk or (seen["written"] > 50 and seen["read"] and seen["lost"] and seen["refused"]), seen
     assert bool(seen["staged"]) == SPILLING[name].stages_pay, seen

@@ -45,16 +45,25 @@ class RealStore(FakeStore):
         self.real.apply(ops)
         self.wait(self.fence())  # native frames of the CPU are copied at once
 
-    def read(self, slot: int, n_pages: int) -> np.ndarray:
-        seen, size = super().read(slot, n_pages), self.geometry.page_bytes
+    def read(self, frame: int) -> np.ndarray:
+        data = super().read(frame)
+        assert np.array_equal(self.real.read(frame), data)
+        return data
+
+    def write(self, frame: int, data: np.ndarray) -> None:
+        super().write(frame, data)
+        self.real.write(frame, data)
+
+    def see(self, slot: int, n_pages: int) -> np.ndarray:
+        seen, size = super().see(slot, n_pages), self.geometry.page_bytes
         for page in range(n_pages):
             if (slot, page) in self.windows:
                 frame = self.windows[slot, page][0]
                 assert np.array_equal(self.contents(frame), seen[:, page * size : (page + 1) * size])
         return seen
 
-    def write(self, slot: int, start: int, data: np.ndarray) -> None:
-        super().write(slot, start, data)
+    def put(self, slot: int, start: int, data: np.ndarray) -> None:
+        super().put(slot, start, data)
         size = self.geometry.page_bytes
         for page in range(start // size, math.ceil((start + data.shape[1]) / size)):
             frame = self.windows[slot, page][0]

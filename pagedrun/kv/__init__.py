@@ -1,4 +1,4 @@
-"""The KV cache as virtual memory: conversations are address spaces, their pages lie in frames of two tiers.
+"""The KV cache as virtual memory: conversations are address spaces, their pages lie in frames of two tiers, or on disk.
 
     conversation 1   | page 0 | page 1 | page 2 |          what a conversation has, shared where tokens are the same
                          |        |        |
@@ -11,11 +11,15 @@ manager     PageManager, what the scheduler talks to: open, append, commit, trun
 stats       figures
 memory      what a manager is made of; flush, recall, prefetch, shrink and grow
 spill       conversations that are bound and do not fit: which of their pages are read from the host, and how
+settings    what is asked of spilling
 prefetch    bringing pages to the device before they are needed
 snapshots   states of recurrent layers, by conversation
 stages      memory through which pages of the host are read
 cost        what reading them costs, by what was measured
-residency   which tier pages are on: room on the device, promote, demote, write back
+residency   which tier pages are on: room on the device, promote, demote
+lower       the tiers below: room on the host, write back
+sinking     pages to the disk and from it
+disk        the spill file
 policy      who has to leave: clock, lru, lfu, working-set
 table       pages, reference counts; conversations
 transfers   copies that wait or are in flight, and what may not happen before they have arrived
@@ -35,14 +39,15 @@ from __future__ import annotations
 from pagedrun.kv.budget import Budget
 from pagedrun.kv.cost import MODES as SPILL_MODES
 from pagedrun.kv.cost import Mix, Rates, Space, choose
+from pagedrun.kv.disk import DiskSpace
 from pagedrun.kv.geometry import PageGeometry
 from pagedrun.kv.ids import ConversationId, FrameId, PageId, Tier
 from pagedrun.kv.manager import PageManager
 from pagedrun.kv.policy import POLICIES
 from pagedrun.kv.prefetch import PREFETCH_MODES
+from pagedrun.kv.settings import SpillSettings
 from pagedrun.kv.snapshots import Snapshot, SnapshotStore
-from pagedrun.kv.spill import SpillSettings
-from pagedrun.kv.stats import KvStats, PrefetchStats, SpillStats, TierStats
+from pagedrun.kv.stats import DiskStats, KvStats, PrefetchStats, SpillStats, TierStats
 from pagedrun.kv.store import FrameError, FrameStore, Op
 from pagedrun.kv.validate import BrokenInvariant, validate
 
@@ -53,6 +58,8 @@ __all__ = [
     "BrokenInvariant",
     "Budget",
     "ConversationId",
+    "DiskSpace",
+    "DiskStats",
     "FrameError",
     "FrameId",
     "FrameStore",

@@ -25,7 +25,10 @@ from pagedrun.kv.table import Conversation
 
 class PageManager(PageMemory):
     """All conversations of one frame store. gpu_memory pays for frames of the device and for stages; swap_space for
-    frames of the host and for snapshots. Not thread-safe: the engine thread owns it.
+    frames of the host and for snapshots; disk: for what has no room there. Not thread-safe: the engine thread owns it.
+
+    A page that cannot be read from the disk is lost, and every conversation that has it ends before it: `length` is
+    less than it was. That is found, and answered with False or None, by bind, fork, promote and prefetch.
 
     A FrameError out of `flush`, `write_back`, `poll`, `spill` or `bind` means that the store failed. What was decided
     stands, and the next `flush` tries again what was not carried out; a step that needs it must not run before one has
@@ -114,15 +117,6 @@ class PageManager(PageMemory):
             self.residency.sealed(c.pages[c.n_sealed : full])
             c.n_sealed = full
 
-    def truncate(self, conversation: ConversationId, n_tokens: int) -> None:
-        """Keep the first tokens only. Room beyond them is given back too."""
-        c = self.conversations[conversation]
-        if not 0 <= n_tokens <= c.length:
-            raise ValueError(f"conversation {c.id} has {c.length} tokens, which cannot be cut to {n_tokens}")
-        c.length = n_tokens
-        self._drop(c, self.geometry.pages_for(n_tokens))
-        self.snapshots.truncate(conversation, n_tokens)
-
     def fork(self, conversation: ConversationId, n_tokens: int) -> ConversationId | None:
         """A new conversation that begins with the first tokens of another; None when frames are short.
 
@@ -133,7 +127,12 @@ class PageManager(PageMemory):
             raise ValueError(f"conversation {c.id} has {c.length} tokens, and not {n_tokens} to share")
         full = self.geometry.full_pages(n_tokens)
         boundary = c.pages[full : self.geometry.pages_for(n_tokens)]
+        if not self.lower.lift(boundary):
+            self._cut_lost()
+            return None
+        self.table.pins[boundary] += 1  # it must not sink again
         frames = self.residency.obtain(len(boundary))
+        self.table.pins[boundary] -= 1
         if frames is None:
             return None
         child = self.conversations[self.open()]
@@ -160,9 +159,11 @@ class PageManager(PageMemory):
         if c.bound or (shown is not None and shown.bound):
             raise ValueError(f"conversation {c.id} is bound already, or slot {slot} is taken")
         stages = None
+        length = c.length
         if not self.residency.promote(c.pages):
-            stages = self.spilling.settle_in(c) if spill else None
-            if stages is None:
+            stages = self.spilling.settle_in(c) if spill and not self.lower.lost else None
+            self._cut_lost()
+            if stages is None or c.length < length:
                 return False
         if shown not in (None, c):
             shown.slot = None
@@ -238,16 +239,6 @@ class PageManager(PageMemory):
         c.n_sealed = edge
         if c.slot is not None:
             self.windows.show(c.slot, edge, self.table.device[c.pages[edge : edge + 1]], True)
-
-    def _drop(self, c: Conversation, n_pages: int) -> None:
-        """Take all but the first pages from a conversation."""
-        gone = c.cut(n_pages)
-        if c.bound:
-            self.table.pins[gone] -= 1
-        if c.slot is not None:
-            self.windows.hide(c.slot, n_pages)
-        self.table.refs[gone] -= 1
-        self.residency.release(gone[self.table.refs[gone] == 0])
 
     def _show(self, c: Conversation, slot: int, stages: FrameIds | None) -> None:
         """Everything that a conversation has, in a slot's window; read only what is full or shared."""

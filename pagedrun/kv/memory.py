@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 
 from pagedrun.kv.budget import Budget
+from pagedrun.kv.disk import DiskSpace, SpillFile
 from pagedrun.kv.geometry import PageGeometry
 from pagedrun.kv.ids import ConversationId, PageIds, Tier
+from pagedrun.kv.lower import Lower
 from pagedrun.kv.policy import policy_named
 from pagedrun.kv.pool import FramePool
 from pagedrun.kv.prefetch import Prefetch
 from pagedrun.kv.residency import Residency
+from pagedrun.kv.settings import SpillSettings
 from pagedrun.kv.snapshots import SnapshotStore
-from pagedrun.kv.spill import Spill, SpillSettings
+from pagedrun.kv.spill import Spill
 from pagedrun.kv.stages import Stages
 from pagedrun.kv.store import FrameStore
 from pagedrun.kv.table import Conversation, PageTable
 from pagedrun.kv.transfers import Transfers
 from pagedrun.kv.windows import Windows
 
+log = logging.getLogger(__name__)
+
 
 class PageMemory:
-    """Frames, stages, pages, windows and snapshots of one store. See PageManager."""
+    """Frames, stages, pages, windows and snapshots of one store, and its spill file. See PageManager."""
 
     def __init__(
         self,
@@ -32,21 +39,26 @@ class PageMemory:
         swap_space: Budget,
         policy: str = "clock",
         spill: SpillSettings | None = None,
+        disk: DiskSpace | None = None,
     ) -> None:
         size, spill = geometry.frame_bytes, spill or SpillSettings()
         device = FramePool(store, Tier.DEVICE, gpu_memory, size, reserve=spill.reserve(geometry))
         host = FramePool(store, Tier.HOST, swap_space, size, first=device.most)
         n_frames = device.most + host.most
+        file = SpillFile(disk, size)
+        n_pages = n_frames + file.n_slots  # every page has a place at least
         self.geometry = geometry
-        self.table = table = PageTable(n_frames)  # every page has a frame at least
+        self.table = table = PageTable(n_pages)
         self.conversations: dict[ConversationId, Conversation] = {}
         self.transfers = Transfers(store, n_frames)
         self.windows = Windows(geometry.n_slots, geometry.n_pages, device.most)
-        self.residency = Residency(table, (device, host), self.transfers, self.windows, policy_named(policy, n_frames))
+        parts = (table, self.transfers, self.windows, policy_named(policy, n_pages))
+        self.lower = Lower(host, file, parts, store, self._carry_out)
+        self.residency = Residency(device, self.lower, parts)
         self.snapshots = SnapshotStore(swap_space, self._spare_host)
         self.stages = Stages(geometry, store, device, self.windows, first=n_frames)
-        parts = (table, self.residency, self.windows, self.stages)
-        self.spilling = Spill(geometry, spill, parts, self._carry_out, self.snapshots.spare)
+        spilled = (table, self.residency, self.windows, self.stages)
+        self.spilling = Spill(geometry, spill, spilled, self._carry_out, self.snapshots.spare)
         self.prefetching = Prefetch(table, self.residency, self.transfers, spill.prefetch, keep_free=spill.batch)
         self.shown: list[Conversation | None] = [None] * geometry.n_slots
         self._opened = 0
@@ -58,12 +70,30 @@ class PageMemory:
         return pages
 
     def promote(self, pages: PageIds) -> bool:
-        """Bring pages to the device ahead of time; False when frames are short."""
-        return self.residency.promote(np.unique(pages))
+        """Bring pages to the device ahead of time; False when frames are short, or when some are lost on the disk."""
+        done = self.residency.promote(np.unique(pages))
+        self._cut_lost()
+        return done
 
     def demote(self, pages: PageIds) -> int:
-        """Move pages to the host, but for those that a slot is bound to, as far as there is room; answers how many."""
+        """Take pages off the device, but those that a slot is bound to, as far as there is room; answers how many."""
         return self.residency.demote(np.unique(pages))
+
+    def sink(self, n: int) -> int:
+        """Move idle pages from the host to the disk until there is room for `n` more on the host; answers how many.
+
+        It takes a while: to be called when nobody waits.
+        """
+        return self.lower.sink(n - self.lower.pool.obtainable)
+
+    def truncate(self, conversation: ConversationId, n_tokens: int) -> None:
+        """Keep the first tokens only. Room beyond them is given back too."""
+        c = self.conversations[conversation]
+        if not 0 <= n_tokens <= c.length:
+            raise ValueError(f"conversation {c.id} has {c.length} tokens, which cannot be cut to {n_tokens}")
+        c.length = n_tokens
+        self._drop(c, self.geometry.pages_for(n_tokens))
+        self.snapshots.truncate(conversation, n_tokens)
 
     def flush(self) -> None:
         """Hand all decisions to the store, in one array where no copy has to wait for another, and wait for what the
@@ -141,9 +171,31 @@ class PageMemory:
         Nobody who needs a frame loses it: only idle pages may have to leave, and none while bound ones are cold.
         """
         most = self.spilling.settings.per_step
-        return self.prefetching.bring(pages, most, may_evict=not self.windows.n_cold)
+        n = self.prefetching.bring(pages, most, may_evict=not self.windows.n_cold)
+        self._cut_lost()
+        return n
 
     # inside
+
+    def _drop(self, c: Conversation, n_pages: int) -> None:
+        """Take all but the first pages from a conversation."""
+        gone = c.cut(n_pages)
+        if c.bound:
+            self.table.pins[gone] -= 1
+        if c.slot is not None:
+            self.windows.hide(c.slot, n_pages)
+        self.table.refs[gone] -= 1
+        self.residency.release(gone[self.table.refs[gone] == 0])
+
+    def _cut_lost(self) -> None:
+        """Conversations end before a page that could not be read from the disk; the rest is to be computed again."""
+        lost, self.lower.lost = self.lower.lost, []
+        for c in self.conversations.values() if lost else ():
+            at = np.flatnonzero(np.isin(c.pages, lost))
+            if at.size:
+                end = int(at[0]) * self.geometry.page_bytes // self.geometry.row_bytes
+                log.warning("%d of %d tokens have to be computed again", c.length - min(end, c.length), c.length)
+                self.truncate(c.id, min(end, c.length))
 
     def _carry_out(self) -> None:
         """Flush, and wait until the frames that pages left can be destroyed. Raises FrameError."""
@@ -166,4 +218,4 @@ class PageMemory:
     def _spare_host(self, n_bytes: int) -> None:
         """Give swap space back, if there is any that no page needs."""
         n = -(-n_bytes // self.geometry.frame_bytes)
-        self.residency.host.shrink(self.residency.spare_host(n))
+        self.residency.host.shrink(self.lower.spare(n))

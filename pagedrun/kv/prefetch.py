@@ -47,6 +47,10 @@ class Prefetch:
         kept = np.append(pages, np.flatnonzero(table.ahead[: table.top]))
         kept = np.unique(kept)
         table.pins[kept] += 1
+        # From the disk by way of the host: a step does not wait for the copy from there to the device.
+        residency.lower.lift(missing[residency.lower.on_disk_only(missing)][:most], wait=False)
+        low = np.flatnonzero(residency.lower.on_disk_only(missing))
+        missing = missing[: low[0]] if low.size else missing
         reach = residency.within_reach() if may_evict else residency.device.obtainable
         missing = missing[: max(min(most, reach - self._keep_free), 0)]
         done = residency.promote(missing)

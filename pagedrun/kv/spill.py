@@ -13,55 +13,18 @@ Pages leave a few at a time, so that this is rare. Recall leaves as many frames 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
-from pagedrun.errors import UsageError
-from pagedrun.kv.cost import MODES, Mix, Rates, Space, choose
+from pagedrun.kv.cost import Mix, Space, choose
 from pagedrun.kv.geometry import PageGeometry
 from pagedrun.kv.ids import NONE, FrameIds, PageIds
-from pagedrun.kv.prefetch import PREFETCH_MODES
 from pagedrun.kv.residency import Residency
+from pagedrun.kv.settings import SpillSettings
 from pagedrun.kv.stages import Stages
 from pagedrun.kv.table import Conversation, PageTable
 from pagedrun.kv.windows import Windows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpillSettings:
-    """How bound conversations spill.
-
-    mode: off, staged, zero-copy or auto. prefetch: off, sequential, associative or hybrid. rates: for auto.
-    batch: pages that are spilled beyond those that have to be, and frames that coming back leaves free. per_step: pages
-    that come back, or are brought ahead, before a step. step_tokens: the most that a step computes of a conversation.
-    """
-
-    mode: str = "off"
-    prefetch: str = "off"
-    rates: Rates = field(default_factory=Rates)
-    batch: int = 4
-    per_step: int = 4
-    step_tokens: int = 1
-
-    def __post_init__(self) -> None:
-        for value, known, name in (
-            (self.mode, MODES, "spill"),
-            (self.prefetch, PREFETCH_MODES, "prefetch_mode"),
-        ):
-            if value not in known:
-                raise UsageError(f"there is no {name} {value!r}", hint=f"{name} is one of {', '.join(known)}")
-        if min(self.batch, self.per_step, self.step_tokens) < 1:
-            raise UsageError("batch, per_step and step_tokens of spilling are 1 or more")
-
-    def can(self, geometry: PageGeometry) -> bool:
-        """Whether anything can be cold in a store."""
-        return self.mode != "off" and (geometry.stages_pay or geometry.zero_copy)
-
-    def reserve(self, geometry: PageGeometry) -> int:
-        """Bytes of gpu_memory that frames leave for the first stage; 0: stages are not used."""
-        wanted = self.mode in ("staged", "auto") or (self.mode == "zero-copy" and not geometry.zero_copy)
-        return geometry.stage_bytes if wanted and geometry.stages_pay else 0
 
 
 class Spill:
@@ -117,10 +80,11 @@ class Spill:
         mine = mine[(table.device[mine] != NONE) & (table.pins[mine] == 1)]
         gain = self._geometry.frame_bytes - (self._geometry.stage_bytes if self._stages_pay else 0)
         n_cold = -(-(n_new + min(self.settings.batch, len(mine) // 4)) * self._geometry.frame_bytes // gain)
-        if residency.savable(mine) < min(n_cold, len(mine)):
+        if residency.lower.savable(mine) < min(n_cold, len(mine)):
             unsaved = int((table.host[mine[:n_cold]] == NONE).sum())
             self._spare(unsaved * self._geometry.frame_bytes)
-        reach, savable = residency.within_reach(), residency.savable(mine)
+        savable = residency.lower.savable(mine)
+        reach = residency.within_reach()
         if reach < n_new:
             mix = self._plan(len(mine) + reach, len(mine), n_new, savable, prefill=prefill, slot=slot)
             if mix is None:
@@ -210,6 +174,8 @@ class Spill:
         table = self._table
         if self._residency.promote(c.pages):
             return np.full(c.n_pages, NONE, np.int64)
+        if self._residency.lower.lost:
+            return None
         shared = (table.device[c.pages] != NONE) & (table.pins[c.pages] > 0)  # hot for others, and so for us
         mine = c.pages[~shared]
         sealed = mine[table.index[mine] < self._geometry.full_pages(c.length)]
@@ -219,24 +185,42 @@ class Spill:
         table.pins[mine] -= 1
         n_new = int(self._geometry.full_pages(c.length) == c.n_pages)  # the next token needs one more
         must = len(mine) - len(sealed)
-        mix = self._plan(int(reach + resident), len(sealed), must + n_new, len(sealed), prefill=False)
+        most_cold = min(self._residency.lower.capacity(sealed), len(sealed))
+        mix = self._plan(int(reach + resident), len(sealed), must + n_new, most_cold, prefill=False)
         if mix is None:
             return None
-        cold, hot = sealed[: mix.cold], np.setdiff1d(mine, sealed[: mix.cold], assume_unique=True)
-        self._residency.demote(np.sort(cold[table.pins[cold] == 0]))
+        staged = self._arrange(c, sealed[: mix.cold], mine, mix.staged)
+        if staged is None:
+            return None
+        stages = np.full(c.n_pages, NONE, np.int64)
+        stages[table.index[sealed[: len(staged)]]] = staged
+        return stages
+
+    def _arrange(self, c: Conversation, cold: PageIds, mine: PageIds, n: int) -> FrameIds | None:
+        """Take `n` stages, bring the pages that are not cold to the device, and the cold ones to the host.
+
+        Answers the stages, which may be fewer; None when something did not fit.
+        """
+        table = self._table
+        self._residency.demote(np.sort(cold[table.pins[cold] == 0]), to_host=True)
         if (table.device[cold] != NONE).any():
             return None
-        table.pins[hot] += 1
+        table.pins[c.pages] += 1  # none of its own leave for the others, or sink
+        staged = np.zeros(0, np.int64)
+        done = False
         try:
-            staged = self._pay_for(mix.staged)
+            staged = self._stages.take(self._pay_for(n))
+            # The hot ones first: then their frames of the host can be had for what comes from the disk.
+            hot = np.setdiff1d(mine, cold, assume_unique=True)
+            done = len(staged) == len(cold) or self._geometry.zero_copy
+            done = done and self._residency.promote(hot) and self._residency.lower.lift(cold)
         finally:
-            table.pins[hot] -= 1
-        if (staged < len(cold) and not self._geometry.zero_copy) or not self._residency.promote(hot):
+            table.pins[c.pages] -= 1
+            self._windows.left += [] if done else staged.tolist()
+        if not done:
             return None
         self._residency.await_host(cold)
-        stages = np.full(c.n_pages, NONE, np.int64)
-        stages[table.index[cold[:staged]]] = self._stages.take(staged)
-        return stages
+        return staged
 
     def _pay_for(self, n: int) -> int:
         """See that `n` stages are free, for which idle pages leave and frames are destroyed; answers how many are."""

@@ -31,6 +31,24 @@ class TierStats:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskStats:
+    """The spill file: slots that there may be, that hold a page; what these take, and what the file may.
+
+    written, read: pages so far; lost: of those that were read, which could not be. refused: what the system said when a
+    page could last not be written; empty when it never did.
+    """
+
+    budget: int = 0
+    used: int = 0
+    n_bytes: int = 0
+    limit_bytes: int = 0
+    written: int = 0
+    read: int = 0
+    lost: int = 0
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SpillStats:
     """Pages of bound conversations that are read from the host. A page counts once for each window that shows it.
 
@@ -89,6 +107,7 @@ class KvStats:
     buffer_bytes: int = 0
     spill: SpillStats = SpillStats()
     prefetch: PrefetchStats = PrefetchStats()
+    disk: DiskStats = DiskStats()
     tokens_per_page: float = 0.0
 
     @property
@@ -118,6 +137,7 @@ def collect(manager: PageManager) -> KvStats:
         write_backs=residency.write_backs,
         spill=_spill(manager),
         prefetch=_prefetch(manager),
+        disk=_disk(manager),
         tokens_per_page=manager.geometry.tokens_per_page,
     )
 
@@ -149,6 +169,20 @@ def _prefetch(manager: PageManager) -> PrefetchStats:
         late=ahead.late,
         wasted=manager.residency.wasted,
         n_bytes=ahead.n_pages * manager.geometry.frame_bytes,
+    )
+
+
+def _disk(manager: PageManager) -> DiskStats:
+    lower, file = manager.lower, manager.lower.file
+    return DiskStats(
+        budget=file.n_slots,
+        used=file.used,
+        n_bytes=file.used * file.slot_bytes,
+        limit_bytes=file.n_slots * file.slot_bytes,
+        written=lower.sunk,
+        read=lower.fetched,
+        lost=lower.n_lost,
+        refused=file.refused,
     )
 
 

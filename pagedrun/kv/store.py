@@ -23,6 +23,8 @@ them has passed, this is forbidden, and `pagedrun.kv` keeps to it:
     a frame that is read (COPY from)                     a step writes to it
     both, but not after CREATE                           ZERO, COPY to, DESTROY; a page that showed it before changes
 
+`read` and `write` are about a frame's contents, and done when they answer: the same holds for them as for a step.
+
 A further page may show a frame at any time: MAP may follow ZERO in the same array. A step may read what is being read.
 """
 
@@ -79,6 +81,14 @@ class FrameStore(Protocol):
 
     def wait(self, fence: int) -> None:
         """Return when all of it has happened. Raises FrameError."""
+        ...
+
+    def read(self, frame: int) -> npt.NDArray[np.uint8]:
+        """A frame's contents, shape (frame_bytes,), of all stripes. Raises FrameError."""
+        ...
+
+    def write(self, frame: int, data: npt.NDArray[np.uint8]) -> None:
+        """Replace a frame's contents, shape (frame_bytes,). Raises FrameError."""
         ...
 
 

@@ -3,12 +3,12 @@
     conversation 1   | page 0 | page 1 | page 4 |         length in tokens, in the middle of page 4
     conversation 2   | page 0 | page 1 | page 7 |         a fork: the full pages are shared
 
-A page is one piece of a conversation's KV, wherever its contents are: in a frame of the device, in one of the host, or
-in both (then it is clean, and leaves the device without a copy). It has the same index in every conversation, so it
-can only be shown at one place of a window.
+A page is one piece of a conversation's KV, wherever its contents are: in a frame of the device, in one of the host, in
+a slot of the spill file, or in several of them (then it is clean, and leaves the upper ones without a copy). It has the
+same index in every conversation, so it can only be shown at one place of a window.
 
     sealed     full: never written to again, and may be shared
-    unsealed   belongs to one conversation, whose next tokens are written to it; it is on one tier only
+    unsealed   belongs to one conversation, whose next tokens are written to it; it is in one place only
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from pagedrun.kv.ids import NONE, ConversationId, Mask, PageIds
 
 
 class PageTable:
-    """Arrays by page number. refs: conversations that have it; pins: of them, those bound to a slot.
+    """Arrays by page number. device, host: frames; disk: slots of the file.
 
-    ahead: brought to the device before anybody needed it, and not used since.
+    refs: conversations that have it; pins: of them, those bound to a slot. ahead: brought to the device before anybody
+    needed it, and not used since.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -31,6 +32,7 @@ class PageTable:
         self.index = np.full(capacity, NONE, np.int64)
         self.device = np.full(capacity, NONE, np.int64)
         self.host = np.full(capacity, NONE, np.int64)
+        self.disk = np.full(capacity, NONE, np.int64)
         self.refs = np.zeros(capacity, np.int64)
         self.pins = np.zeros(capacity, np.int64)
         self.sealed = np.zeros(capacity, bool)
@@ -53,7 +55,7 @@ class PageTable:
 
     def remove(self, pages: PageIds) -> None:
         """These pages are gone, and their numbers can be used again."""
-        for column in (self.index, self.device, self.host):
+        for column in (self.index, self.device, self.host, self.disk):
             column[pages] = NONE
         self.sealed[pages] = self.ahead[pages] = False
         self._unused += pages.tolist()

@@ -24,6 +24,7 @@ def validate(manager: PageManager) -> None:
         _conversation(manager, conversation)
     _frames(manager, manager.residency.device, manager.table.device)
     _frames(manager, manager.residency.host, manager.table.host)
+    _disk(manager)
     _budgets(manager)
     _windows(manager)
     _stages(manager)
@@ -56,15 +57,17 @@ def _pages(manager: PageManager) -> None:
     every = range(table.top)
     _all(table.refs[: table.top] == refs, every, "wrong reference counts of pages")
     _all(table.pins[: table.top] == pins, every, "wrong pins of pages")
-    device, host = table.device[live] != NONE, table.host[live] != NONE
-    _all(device | host, live, "pages without a frame")
-    may_be_cold = table.sealed[live] if manager.spilling.possible else np.zeros(len(live), bool)
+    device, host, disk = (column[live] != NONE for column in (table.device, table.host, table.disk))
+    _all(device | host | disk, live, "pages without a place")
+    may_be_cold = table.sealed[live] & host if manager.spilling.possible else np.zeros(len(live), bool)
     _all(device | (table.pins[live] == 0) | may_be_cold, live, "pinned pages that are not on the device")
     _all(device | ~table.ahead[live], live, "pages brought ahead that are not on the device")
     _all(table.sealed[live] | (table.refs[live] == 1), live, "shared pages that are not sealed")
-    _all(table.sealed[live] | ~(device & host), live, "pages that are not sealed and in two frames")
+    _all(table.sealed[live] | (device + 1 * host + disk == 1), live, "pages that are not sealed and in two places")
     gone = np.setdiff1d(np.arange(table.top), live)
     _all((table.device[gone] == NONE) & (table.host[gone] == NONE), gone, "frames of pages that are gone")
+    _all(table.disk[gone] == NONE, gone, "slots of the file of pages that are gone")
+    _must(not manager.lower.lost, "lost pages that are still there")
 
 
 def _conversation(manager: PageManager, c: Conversation) -> None:
@@ -95,6 +98,16 @@ def _frames(manager: PageManager, pool: FramePool, column: FrameIds) -> None:
     _must(pool.used == len(owned), f"{pool.used} {name} frames are counted as used, and {len(owned)} are")
     _all((every >= pool.first) & (every < pool.first + pool.most), every, f"{name} frames of another tier")
     _all(~manager.transfers.busy(idle), idle, f"free {name} frames that a copy uses")
+
+
+def _disk(manager: PageManager) -> None:
+    """A slot of the file is free, or owned by one page."""
+    file, owned = manager.lower.file, manager.table.disk[: manager.table.top]
+    owned = owned[owned != NONE]
+    every = np.concatenate([owned, np.array(file.free_slots, np.int64)])
+    _must(len(np.unique(every)) == len(every), "a slot of the file is in two states")
+    _must(file.used == len(owned) <= file.n_slots, f"{file.used} slots are counted as used, and {len(owned)} are")
+    _all((every >= 0) & (every < file.n_slots), every, "slots beyond the file's end")
 
 
 def _budgets(manager: PageManager) -> None:

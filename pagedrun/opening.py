@@ -112,7 +112,8 @@ class Opening:
         limits = self._limits(self._seq_len(1, 2 * budget))
         token_bytes = sum(self.kv.bytes_per_token(kind) / 2 for kind in self.config.kv_types)
         all_pages = min(budget, limits.max_num_seqs * limits.max_seq_len * token_bytes)
-        page_size = self._page_size(granularity, token_bytes, limits.max_seq_len)
+        most_needed = whole(limits.max_seq_len)
+        page_size = min(self._page_size(granularity, token_bytes), most_needed)
         layout = choose_layout(page_size, self.kv, token_bytes, granularity, on_gpu=on_gpu, all_pages=all_pages)
         attempt = attempt_in(self.model, self.placement.context_params, door, layout, on_gpu=on_gpu)
         if self._spills:  # pages that are not on the device are read too, so buffers are for the whole window
@@ -148,13 +149,10 @@ class Opening:
         plan = self.placement.plan
         return max(left if plan is None else min(left, plan.context), 0)
 
-    def _page_size(self, granularity: int, token_bytes: float, n_tokens: int) -> int:
-        """Tokens in a page: as asked for, or of one layer each where a plan says that pages will be read from RAM.
-
-        n_tokens: of a conversation; a page never needs to hold more.
-        """
+    def _page_size(self, granularity: int, token_bytes: float) -> int:
+        """Tokens in a page: as asked for, or of one layer each where a plan says that pages will be read from RAM."""
         if self.config.page_size or not self._spills:
-            return min(self.config.page_size, whole(n_tokens))
+            return self.config.page_size
         return max(round(granularity * self.kv.full_layers / token_bytes), 1)
 
     def _kv_bytes(self, n_tokens: int, n_seqs: int) -> int:

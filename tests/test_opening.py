@@ -83,8 +83,3 @@ def test_on_a_gpu_it_is_what_the_plan_has_room_for() -> None:
         opening(hot=10_000, window=16_384, max_seq_len=16_384)._plain_len(1)
     assert "to 10000 or less" in e.value.hint
     assert opening(hot=4096, window=32_768, kv=KvFacts(recurrent_layers=4))._plain_len(2) == 32_768
-
-
-@pytest.mark.parametrize(("page_size", "n_tokens", "tokens"), [(0, 400, 0), (64, 400, 64), (600, 400, 512)])
-def test_a_page_holds_no_more_than_a_conversation(page_size: int, n_tokens: int, tokens: int) -> None:
-    assert opening(page_size=page_size)._page_size(4096, 16 * KIB, n_tokens) == tokens

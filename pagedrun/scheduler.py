@@ -57,6 +57,9 @@ class Sequence:
         return len(self.tokens) - self.computed
 
 
+EXPECTED = 2  # paused sequences whose pages may come ahead of their turn
+
+
 class Scheduler:
     """First come, first served over a fixed number of slots. Not thread-safe: the engine thread owns it."""
 
@@ -111,8 +114,8 @@ class Scheduler:
         flowing.
         """
         self._wake()
-        if self.paused:
-            self._slots.expect(min(self.paused, key=lambda s: self.running[s].id))
+        for slot in self._in_line()[:EXPECTED]:
+            self._slots.expect(slot)
         share = {slot: n for slot, n in self._shares().items() if self._make_room(slot, n)}
         chunks = tuple(
             _chunk(slot, self.running[slot], share[slot])
@@ -170,14 +173,14 @@ class Scheduler:
 
     def _wake(self) -> None:
         """Take up paused sequences again, oldest first, as long as there is room for what they have to compute."""
-        for slot in sorted(self.paused, key=lambda s: self.running[s].id):
+        for slot in self._in_line():
             alone = len(self.paused) == len(self.running)
             while not self._take_up(slot, whole=not alone):
                 if not alone:
                     return
                 if self._drop_resting():
                     continue
-                if self._slots.wake(slot, spill=True):
+                if self._wake_up(slot, spill=True):
                     break
                 if not (self._drop_resting(all_of_it=True) or self._forget_paused(slot)):
                     self.exhausted.append(self.running[slot])
@@ -186,12 +189,23 @@ class Scheduler:
 
     def _take_up(self, slot: Slot, *, whole: bool) -> bool:
         """Wake one sequence. `whole`: only if it would not have to stop again for want of room."""
-        if not self._slots.wake(slot):
+        if not self._wake_up(slot):
             return False
         if whole and not self._slots.room(slot, self.running[slot].uncomputed):
             self._slots.pause(slot)
             return False
         return True
+
+    def _wake_up(self, slot: Slot, *, spill: bool = False) -> bool:
+        if not self._slots.wake(slot, spill=spill):
+            return False
+        sequence = self.running[slot]
+        sequence.computed = self._slots.held(slot, sequence.computed)
+        return True
+
+    def _in_line(self) -> list[Slot]:
+        """Paused ones, the oldest first. Nobody else waits for memory: who has no slot finds none that rests."""
+        return sorted(self.paused, key=lambda s: self.running[s].id)
 
     def _drop_resting(self, *, all_of_it: bool = False) -> bool:
         """Forget what was cached in a free slot, the oldest first; False when there is none.

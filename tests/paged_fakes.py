@@ -7,17 +7,20 @@ there is a recurrent state, the hash of all tokens so far, for the kind of model
 from __future__ import annotations
 
 import functools
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
 from pagedrun.engine import Engine, Submit
-from pagedrun.kv import Budget, PageGeometry, PageManager, SpillSettings, validate
+from pagedrun.kv import Budget, DiskSpace, PageGeometry, PageManager, SpillSettings, validate
 from pagedrun.request import Event, Finished, FinishReason, GenerationRequest, RequestId, TextDelta
 from pagedrun.scheduler import Sequence
 from pagedrun.slots import PagedSettings, PagedSlots
 from pagedrun.step import Chunk, RunnerLimits, Slot
 from tests.fakes import FakeRunner
+from tests.kv_disk import BadFile
 from tests.kv_store import FakeStore
 
 #: Six tokens to a page, in two stripes.
@@ -95,11 +98,15 @@ class PagedEngine:
         spill: SpillSettings | None = None,
         geometry: PageGeometry = GEOMETRY,
         watch: Callable[[], int] = lambda: 0,
+        disk: int = 0,
     ) -> None:
         self.store = FakeStore(geometry, seed=seed)
         self.runner = PagedFakeRunner(self.store, limits, can_rewind=can_rewind)
         memory, swap = (Budget(n * geometry.frame_bytes) for n in (device, host))
-        self.manager = PageManager(geometry, self.store, gpu_memory=memory, swap_space=swap, spill=spill)
+        self.file = BadFile(disk, geometry.frame_bytes)
+        space = DiskSpace(Path(tempfile.gettempdir()), disk * geometry.frame_bytes)
+        self.manager = PageManager(geometry, self.store, gpu_memory=memory, swap_space=swap, spill=spill, disk=space)
+        self.manager.lower.file = self.file
         check = functools.partial(validate, self.manager)
         settings = PagedSettings(snapshot_interval=interval, max_tokens=1000, check=check, watch=watch, watch_steps=2)
         self.slots = PagedSlots(self.runner, self.manager, settings)

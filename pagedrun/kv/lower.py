@@ -139,6 +139,7 @@ class Lower(Sinking):
             return False
         self._table.host[pages] = frames
         self.forget(pages[~self._table.sealed[pages]])
+        self._policy.admit(pages)  # or they would sink before they were used
         return True
 
     def _sink_for(self, short: int) -> None:

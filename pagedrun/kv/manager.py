@@ -183,6 +183,8 @@ class PageManager(PageMemory):
         if c is None or not c.bound:
             raise ValueError(f"slot {slot} is not bound")
         c.bound = False
+        self._let_go += 1
+        c.let_go = self._let_go
         self.table.pins[c.pages] -= 1
         self.residency.policy.touch(c.pages)
         if self.windows.n_cold:

@@ -62,6 +62,7 @@ class PageMemory:
         self.prefetching = Prefetch(table, self.residency, self.transfers, spill.prefetch, keep_free=spill.batch)
         self.shown: list[Conversation | None] = [None] * geometry.n_slots
         self._opened = 0
+        self._let_go = 0
         self._full_budget = gpu_memory.limit
 
     def pages(self, conversation: ConversationId) -> PageIds:
@@ -174,6 +175,29 @@ class PageMemory:
         n = self.prefetching.bring(pages, most, may_evict=not self.windows.n_cold)
         self._cut_lost()
         return n
+
+    def follow(self) -> int:
+        """Bring the rest of conversations that were let go and are partly on the device, those let go last first, to
+        frames that are free; answers how many pages. To be called before a step's `flush`.
+        """
+        if self.windows.n_cold or not self.prefetching.may_follow:
+            return 0
+        idle = [c for c in self.conversations.values() if not c.bound and c.n_pages]
+        idle.sort(key=lambda c: -c.let_go)
+        n = self.prefetching.follow([c.pages for c in idle], self.spilling.settings.per_step)
+        self._cut_lost()
+        return n
+
+    def on_disk(self, conversation: ConversationId) -> int:
+        """How many of a conversation's pages are on disk alone."""
+        if not self.lower.file.n_slots:
+            return 0
+        return int(self.lower.on_disk_only(self.conversations[conversation].pages).sum())
+
+    @property
+    def any_bound(self) -> bool:
+        """Whether a slot is bound."""
+        return any(c is not None and c.bound for c in self.shown)
 
     # inside
 

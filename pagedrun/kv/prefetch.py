@@ -61,6 +61,27 @@ class Prefetch:
         self.n_pages += len(missing)
         return len(missing)
 
+    @property
+    def may_follow(self) -> bool:
+        """Whether there can be anything for `follow` to do. Cheap, for every step."""
+        residency = self._residency
+        return self._on and residency.behind and residency.device.obtainable > self._keep_free
+
+    def follow(self, idle: list[PageIds], most: int) -> int:
+        """Bring the rest of conversations of which some pages are on the device, the first ones first, to free frames.
+
+        Answers how many pages came.
+        """
+        residency, there = self._residency, self._table.device
+        residency.behind = False
+        n = 0
+        for pages in idle:
+            hot = there[pages] != NONE
+            if hot.any() and not hot.all():
+                residency.behind = True
+                n += self.bring(pages, most - n, may_evict=False)
+        return n
+
     def used(self, pages: PageIds) -> None:
         """These pages are being used now."""
         ahead = pages[self._table.ahead[pages]]

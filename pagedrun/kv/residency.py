@@ -24,7 +24,8 @@ class Residency:
     """Pages in frames of the device, and below it. Decides what leaves the device when room is needed.
 
     clean_victims, dirty_victims: pages that left the device without and with a copy. write_backs: pages copied early.
-    wasted: pages that were brought to the device ahead of time and left it without having been used.
+    wasted: pages that were brought to the device ahead of time and left it without having been used. behind: a page may
+    have left a conversation of which others are still there.
     """
 
     def __init__(self, device: FramePool, lower: Lower, parts: tuple[PageTable, Transfers, Windows, Policy]) -> None:
@@ -34,6 +35,7 @@ class Residency:
         self.dirty_victims = 0
         self.write_backs = 0
         self.wasted = 0
+        self.behind = False
         self._table, self._transfers, self._windows, self.policy = parts
 
     # room
@@ -202,6 +204,7 @@ class Residency:
         if not pages.size:
             return
         table = self._table
+        self.behind = True
         self.lower.save(unsaved, but)
         self.dirty_victims += len(unsaved)
         self.clean_victims += len(pages) - len(unsaved)

@@ -18,7 +18,6 @@ from pagedrun.config import EngineConfig
 from pagedrun.gguf_file import ModelFacts
 from pagedrun.paths import cache_dir
 from pagedrun.plan import BufferModel, MachineFacts, Measured, ModelShape, Plan, Reckoned, make_plan, rules, shape_of
-from pagedrun.plan.buffers import f16_copy_of
 from pagedrun.runtime.sources import build_id
 
 _ANSWERS = "buffers.json"
@@ -90,7 +89,8 @@ def _asked(library: Any, facts: ModelFacts, shape: ModelShape, config: EngineCon
     path = facts.parts[0]
     status = path.stat()
     file = cache_dir() / _ANSWERS
-    key = f"{path.resolve()} {status.st_size} {status.st_mtime_ns} {build_id()} {config.kv_types} {config.max_num_seqs}"
+    of_file = f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
+    key = f"lengths {of_file} {build_id()} {config.kv_types} {config.max_num_seqs}"
     kept = speeds.remembered(file)
     if key not in kept:
         asker = Asker(library, path, shape, config)
@@ -99,15 +99,7 @@ def _asked(library: Any, facts: ModelFacts, shape: ModelShape, config: EngineCon
         except EngineError:
             return Reckoned(shape, config)
         _keep(kept, file)
-    first, last = kept[key][0], kept[key][-1]
-    return Measured(
-        shape,
-        fixed=first["fixed"],
-        per_token=first["per_token"],
-        without_copies=(last["fixed"], last["per_token"]),
-        host_per_token=first["host_per_token"],
-        f16_copy=f16_copy_of(shape, config),
-    )
+    return Measured(kept[key][0], kept[key][-1])
 
 
 def _keep(kept: dict[str, Any], file: Path) -> None:

@@ -176,9 +176,13 @@ def test_answers_without_a_gpu_have_no_part_on_it(library: Any, tiny_hybrid: Pat
     config = EngineConfig()
     asker = Asker(library, tiny_hybrid, shape_of(read_facts(tiny_hybrid)), config)
     answers = asker.answers(copies=True)
+    assert sorted({(batch, length) for batch, length, _, _ in answers}) == [
+        (batch, length) for batch in (512, 2048) for length in sorted({4096, min(asker._shape.n_ctx_train, 131_072)})
+    ]
     if not library.llama.llama_supports_gpu_offload():
-        assert (answers["fixed"], answers["per_token"]) == (0, 0)
-    assert answers["host_per_token"] > 0
+        assert {on_gpu for *_, on_gpu, _ in answers} == {0}
+    by_size = {(batch, length): ram for batch, length, _, ram in answers}
+    assert max(by_size.values()) == by_size[max(by_size)] > by_size[min(by_size)] > 0
 
 
 @pytest.mark.real

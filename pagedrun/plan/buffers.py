@@ -6,14 +6,14 @@
              experts that are copied from RAM for a large batch
     RAM      batch x (its inputs), and the mask once more
 
-The mask and the f16 copies are exact (ggml-cuda/fattn.cu), and so is what a token needs on the CPU, checked against
-llama.cpp for both shapes of scripts/random_model.py. On a GPU llama.cpp is asked, as it knows best which of its
-kernels need what.
+What a token needs on the CPU was checked against llama.cpp for both shapes of scripts/random_model.py. On a GPU
+llama.cpp is asked, as it knows best which of its kernels need what, and when.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -81,17 +81,14 @@ class Reckoned:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """As llama.cpp answered for two batches: bytes of the device that are fixed, and for each token of a batch.
+    """As llama.cpp answered: rows of batch, length, bytes on the device, bytes in RAM, for two batches and two lengths.
 
-    without_copies: the same where no experts are in RAM. f16_copy: as `f16_copy_of`.
+    Between them it is taken to be even. It is a little less: what is needed at different times lies at one place.
+    without_copies: the same where no experts are in RAM.
     """
 
-    shape: ModelShape
-    fixed: float
-    per_token: float
-    without_copies: tuple[float, float]
-    host_per_token: float
-    f16_copy: int
+    answers: Sequence[Sequence[int]]
+    without_copies: Sequence[Sequence[int]]
 
     @property
     def reckoned(self) -> bool:
@@ -100,9 +97,23 @@ class Measured:
 
     def device(self, batch: int, n_kv: int, *, copies: bool) -> int:
         """On the GPU."""
-        fixed, per_token = (self.fixed, self.per_token) if copies else self.without_copies
-        return math.ceil(fixed + per_token * batch) + attention_bytes(batch, n_kv, self.f16_copy)
+        return _between(self.answers if copies else self.without_copies, batch, n_kv, 2)
 
     def host(self, batch: int, n_kv: int) -> int:
         """In RAM."""
-        return math.ceil(self.host_per_token * batch) + attention_bytes(batch, n_kv, 0)
+        return _between(self.answers, batch, n_kv, 3)
+
+
+def _between(rows: Sequence[Sequence[int]], batch: int, n_kv: int, column: int) -> int:
+    """On the plane through the answers for both batches, at a length; and beyond them."""
+    by_batch: dict[int, list[Sequence[int]]] = {}
+    for row in rows:
+        by_batch.setdefault(row[0], []).append(row)
+    values = [(b, _line([(row[1], row[column]) for row in found], n_kv)) for b, found in by_batch.items()]
+    return max(math.ceil(_line(values, batch)), 0)
+
+
+def _line(points: Sequence[tuple[int, float]], at: int) -> float:
+    """Through the first and the last of the points."""
+    (x0, y0), (x1, y1) = points[0], points[-1]
+    return y0 if x0 == x1 else y0 + (y1 - y0) * (at - x0) / (x1 - x0)

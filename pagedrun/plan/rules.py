@@ -14,7 +14,7 @@ GIB = 1 << 30
 CUDA_CONTEXT = 480 * MIB
 #: What comes with the first batches: kernels are loaded when they are first run, cuBLAS takes its workspace, and
 #: ggml's pool holds the quantised inputs of matrix products.
-CUDA_LATER = 192 * MIB
+CUDA_LATER = 256 * MIB
 #: Left to the desktop and the driver, unless somebody says how much VRAM may be used.
 VRAM_MARGIN = 512 * MIB
 #: RAM for Python, tables, the vocabulary.

@@ -14,7 +14,7 @@ from pagedrun.config import EngineConfig
 from pagedrun.engine import Engine
 from pagedrun.errors import ModelError, NotEnoughMemoryError
 from pagedrun.gguf_file import KvFacts, ModelFacts, read_facts, why_no_text
-from pagedrun.kv import Budget, PageManager, validate
+from pagedrun.kv import Budget, DiskSpace, PageManager, validate
 from pagedrun.memory import check_seq_len, check_weights
 from pagedrun.native.door import Door
 from pagedrun.native.library import Library, load
@@ -24,6 +24,7 @@ from pagedrun.native.placement import Placement
 from pagedrun.native.runner import NativeRunner
 from pagedrun.native.vram import free_vram_of
 from pagedrun.opening import Opening
+from pagedrun.paths import state_dir
 from pagedrun.plan import Plan, rules, shape_of, text
 from pagedrun.planning import machine_facts, plan_model
 from pagedrun.pressure import Pressure
@@ -107,6 +108,7 @@ def _paged(runner: NativeRunner, room: Room, config: EngineConfig, plan: Plan | 
         gpu_memory=Budget(min(room.for_pages, most)),
         swap_space=Budget(_swap(config, plan, room)),
         policy=config.policy,
+        disk=DiskSpace(state_dir() / "spill", config.disk_space),
         spill=spill_settings(config, plan, bus, step_tokens=runner.limits.max_batch_tokens),
     )
     settings = PagedSettings(

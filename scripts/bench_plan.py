@@ -45,7 +45,6 @@ def candidates(depths: list[int], rows: Callable[[], dict[str, dict[str, Any]]])
     shallow, *between, deep = sorted(depths)
     yield "plan"
     yield f"fit:{deep}"
-    yield f"plan:{deep}"
     yield f"fit:{shallow}"
     layers = rows().get("plan", {}).get("experts")
     if layers is not None:  # there was time for the plan, and it did not fail

@@ -115,6 +115,16 @@ class PageMemory:
             self.transfers.submit(self.windows)
         return n
 
+    @property
+    def nearly_full(self) -> bool:
+        """Whether pages may have to leave the device soon: of eight frames that it can have, one is left at most.
+
+        Before that, copies for the day when they do would only take time from others: memory of the host is made at
+        a millisecond for 2 MiB.
+        """
+        device = self.residency.device
+        return device.obtainable * 8 <= device.most
+
     def poll(self) -> None:
         """See which copies have arrived. Does not wait."""
         self.transfers.poll()

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pagedrun.errors import EngineError, PagedrunError
@@ -57,7 +57,8 @@ Command = Submit | Cancel | Shutdown
 class EngineStats:
     """Totals since the start, in steps, tokens and seconds. Overhead is step time outside native code.
 
-    kv: the pages of the KV cache when a request last ended; None when it has none.
+    kv: the pages of the KV cache when a request last ended, and of its own those that were cold then; None when it has
+    no pages.
     """
 
     steps: int = 0
@@ -117,7 +118,7 @@ class Engine:
 
     @property
     def max_tokens(self) -> int:
-        """How long a conversation can be."""
+        """How long a conversation can be: prompt and answer together."""
         return self._slots.max_tokens
 
     def run_forever(self) -> None:
@@ -225,19 +226,28 @@ class Engine:
             self._finish(answer, FinishReason.STOP)
         elif request.max_tokens is not None and sequence.n_generated >= request.max_tokens:
             self._finish(answer, FinishReason.LENGTH)
-        elif len(sequence.tokens) > self.runner.limits.max_seq_len:
+        elif len(sequence.tokens) >= self.max_tokens:  # one more could be chosen, but nothing could follow it
             self._finish(answer, FinishReason.CONTEXT)
 
     def _finish(self, answer: _Answer, reason: FinishReason, *, error: PagedrunError | None = None) -> None:
+        running = self._slots.stats()  # what rests has no cold pages
         self._scheduler.finish(answer.sequence, keep=error is None)
-        self._end(answer, reason, error=error)
+        self._end(answer, reason, error=error, running=running)
 
-    def _end(self, answer: _Answer, reason: FinishReason, *, error: PagedrunError | None = None) -> None:
+    def _end(
+        self,
+        answer: _Answer,
+        reason: FinishReason,
+        *,
+        error: PagedrunError | None = None,
+        running: KvStats | None = None,
+    ) -> None:
         sequence = answer.sequence
         del self._answers[sequence.id]
         if error is None and (rest := answer.text.finish()) is not None:
             answer.sink(rest)
-        self.stats.kv = self._slots.stats()
+        kv = self._slots.stats()
+        self.stats.kv = replace(kv, spill=running.spill) if kv and running else kv
         usage = Usage(sequence.n_prompt, sequence.n_generated, sequence.cached)
         answer.sink(Finished(reason, usage, answer.timings(time.perf_counter()), error, answer.text.stopped))
 

@@ -125,8 +125,10 @@ class Service:
         n_prompt, n_vocab = len(request.prompt), self.vocab.n_tokens
         if not n_prompt:
             raise RequestError("the prompt is empty", hint="say at least a word")
-        if n_prompt > self.limits.max_seq_len:
-            raise ContextLengthError(n_prompt, self.limits.max_seq_len, hint=self.context_hint)
+        size = self.limits.max_seq_len
+        if n_prompt >= size:
+            more = "" if n_prompt > size else "an answer needs room too: "
+            raise ContextLengthError(n_prompt, size, hint=f"{more}{self.context_hint}")
         if min(request.prompt) < 0 or max(request.prompt) >= n_vocab:
             raise ParameterError(f"the prompt has token ids outside 0 to {n_vocab - 1}")
         if request.max_tokens is not None and request.max_tokens < 1:

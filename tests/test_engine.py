@@ -60,7 +60,14 @@ def test_max_tokens_ends_with_length() -> None:
 def test_a_full_context_ends_with_context() -> None:
     runner = FakeRunner(RunnerLimits(1, 10, 64), answer=lambda tokens, n: ord("x"))
     (events,) = run(Engine(runner), ask("hello"))
-    assert (text(events), end(events).reason) == ("xxxxxx", FinishReason.CONTEXT)
+    assert (text(events), end(events).reason) == ("xxxxx", FinishReason.CONTEXT)
+
+
+@pytest.mark.parametrize(("wished", "reason"), [(4, "length"), (5, "length"), (6, "context")])
+def test_who_gets_what_was_asked_for_was_not_cut_off(wished: int, reason: str) -> None:
+    runner = FakeRunner(RunnerLimits(1, 10, 64), answer=lambda tokens, n: ord("x"))
+    (events,) = run(Engine(runner), ask("hello", max_tokens=wished))
+    assert (len(text(events)), end(events).reason.value) == (min(wished, 5), reason)
 
 
 def test_a_stop_string_over_several_tokens_is_cut_off() -> None:
@@ -207,6 +214,7 @@ def test_cancel_from_another_thread(service: Service, runner: FakeRunner) -> Non
     ("request_", "error"),
     [
         (ask(""), RequestError),
+        (ask("x" * 256), ContextLengthError),
         (ask("x" * 257), ContextLengthError),
         (ask("x", max_tokens=0), ParameterError),
         (ask("x", logprobs=21), ParameterError),

@@ -8,7 +8,7 @@ import pytest
 
 from pagedrun.engine import Cancel, Shutdown
 from pagedrun.errors import ContextLengthError, EngineError
-from pagedrun.kv import BrokenInvariant
+from pagedrun.kv import BrokenInvariant, SpillSettings
 from pagedrun.request import FinishReason, RequestId
 from pagedrun.step import Slot
 from tests.paged_fakes import GEOMETRY, PagedEngine, end, expected, reason, text
@@ -100,8 +100,19 @@ def test_an_answer_that_outgrows_the_memory_ends_with_context_and_others_go_on()
     long, short = paged.submit("a" * 20, 40), paged.submit("b" * 10, 8)
     paged.finish()
     assert reason(long) is FinishReason.CONTEXT
-    assert text(long) == expected("a" * 20, 11)  # 30 tokens fill five pages, and the 31st was chosen from them
+    assert text(long) == expected("a" * 20, 10)  # 30 tokens fill five pages
     assert text(short) == expected("b" * 10, 8)
+
+
+def test_figures_say_what_was_cold_while_an_answer_was_made() -> None:
+    """Once it rests nothing is cold: a page on the host is then just one that left."""
+    paged = PagedEngine(device=6, host=12, spill=SpillSettings(mode="auto"))
+    paged.ask("it was a dark and stormy night, and the rain", 10)
+    kv = paged.engine.stats.kv
+    assert kv is not None and kv.spill.cold == kv.spill.zero_copy >= 3
+    assert paged.manager.stats().spill.cold == 0
+    paged.ask("hi", 2)
+    assert paged.engine.stats.kv is not None and not paged.engine.stats.kv.spill.cold
 
 
 def test_a_prompt_that_can_never_fit_is_refused_at_once() -> None:

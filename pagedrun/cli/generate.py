@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from pagedrun import hub, units
 from pagedrun.catalog import load_catalog
 from pagedrun.cli import console
-from pagedrun.errors import ContextLengthError, EngineError, ModelError, ModelNotFoundError
+from pagedrun.errors import EngineError, ModelError, ModelNotFoundError
 from pagedrun.request import Finished, FinishReason, GenerationRequest, Grammar
 
 if TYPE_CHECKING:
@@ -200,14 +200,12 @@ class AnswerDelta:
 class Answer:
     """One answer as it comes: iterate for deltas; afterwards `finished`, `content` and `reasoning` are complete.
 
-    fills: whether the context is full when the request's max_tokens are reached. Iterating raises the PagedrunError
-    that ended the answer, if one did; what came until then is kept.
+    Iterating raises the PagedrunError that ended the answer, if one did; what came until then is kept.
     """
 
-    def __init__(self, stream: Stream, parser: ReplyParser | None, *, fills: bool = False) -> None:
+    def __init__(self, stream: Stream, parser: ReplyParser | None) -> None:
         self._stream = stream
         self._parser = parser
-        self._fills = fills
         self.content = ""
         self.reasoning = ""
         self.finished: Finished | None = None
@@ -215,8 +213,7 @@ class Answer:
     def __iter__(self) -> Iterator[AnswerDelta]:
         for event in self._stream:
             if isinstance(event, Finished):
-                full = self._fills and event.reason is FinishReason.LENGTH
-                self.finished = replace(event, reason=FinishReason.CONTEXT) if full else event
+                self.finished = event
             elif delta := self._add(event.text):
                 yield delta
         if delta := self._rest():
@@ -250,16 +247,6 @@ class Answer:
 
 
 def ask(service: Service, request: GenerationRequest, rendered: RenderedChat | None = None) -> Answer:
-    """Start generating. `rendered` is needed to tell thinking from the answer. Raises RequestError.
-
-    Prompt and answer together never have more tokens than the context, as with llama.cpp's server. (The engine could
-    still choose one more, which nothing could follow.)
-    """
+    """Start generating. `rendered` is needed to tell thinking from the answer. Raises RequestError."""
     parser = service.templates.reply_parser(rendered) if rendered is not None else None
-    size, n_prompt = service.limits.max_seq_len, len(request.prompt)
-    if n_prompt == size:
-        raise ContextLengthError(n_prompt, size, hint=f"an answer needs room too: {service.context_hint}")
-    fills = n_prompt < size and (request.max_tokens is None or request.max_tokens > size - n_prompt)
-    if fills:
-        request = replace(request, max_tokens=size - n_prompt)
-    return Answer(service.submit(request), parser, fills=fills)
+    return Answer(service.submit(request), parser)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pagedrun.cli import console, generate, inputs
+from pagedrun.cli import console, generate, inputs, pages
 from pagedrun.cli.options import (
     EngineOptions,
     ModelOptions,
@@ -27,7 +27,6 @@ from pagedrun.units import count, rate
 
 if TYPE_CHECKING:
     from pagedrun.hub import LocatedModel
-    from pagedrun.kv import KvStats
     from pagedrun.sampling import SamplingParams
     from pagedrun.service import Service
 
@@ -206,7 +205,7 @@ class _Task:
                 # The first token comes out of reading the prompt.
                 "decode_tokens_per_s": rate(max(usage.completion_tokens - 1, 0), timings.decode_s),
             },
-            "kv_cache": _kv_report(self.service.stats.kv),
+            "kv_cache": pages.report(self.service.stats.kv),
             "model": self.located.name,
             "seed": self.params.seed,
         }
@@ -239,24 +238,3 @@ class _Task:
         if answer.reasoning and not answer.content:
             console.warn(f"the answer ended after {tokens} while still thinking; raise -n, or use --no-think")
         return 0
-
-
-def _kv_report(kv: KvStats | None) -> dict[str, Any] | None:
-    """Pages of the KV cache by tier, in bytes; None when it is not paged."""
-    if kv is None:
-        return None
-    tiers = {
-        name: {"pages": tier.used, "bytes": tier.n_bytes, "limit_bytes": tier.limit_bytes}
-        for name, tier in (("device", kv.device), ("host", kv.host))
-    }
-    return {
-        **tiers,
-        "tokens_per_page": kv.tokens_per_page,
-        "tokens": kv.tokens,
-        "utilisation": kv.utilisation,
-        "shared_pages": kv.shared_pages,
-        "evictions": kv.evictions,
-        "snapshots": kv.snapshots,
-        "snapshot_bytes": kv.snapshot_bytes,
-        "buffer_bytes": kv.buffer_bytes,
-    }

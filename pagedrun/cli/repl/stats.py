@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pagedrun import units
+from pagedrun.cli import pages
 from pagedrun.request import Finished
 
 if TYPE_CHECKING:
-    from pagedrun.kv import KvStats, TierStats
+    from pagedrun.kv import KvStats
 
 
 @dataclass(slots=True)
@@ -83,27 +84,11 @@ class Stats:
             ]
         percent = f"{100 * used / size:.0f}%" if size else "-"
         rows.append(("context", f"{units.count(used)} of {units.count(size, 'token')} ({percent})"))
-        rows += _page_rows(kv, "GPU" if on_gpu else "RAM") if kv else []
+        rows += pages.rows(kv, on_gpu=on_gpu) if kv else []
         rows.append(("memory", units.size(process_memory())))
         if on_gpu and (vram := gpu_memory()) is not None:
             rows.append(("GPU memory", units.size(vram)))
         return rows
-
-
-def _page_rows(kv: KvStats, device: str) -> list[tuple[str, str]]:
-    """Where the KV cache's pages are, and what they take."""
-
-    def pages(tier: TierStats) -> str:
-        return f"{units.count(tier.used, 'page')}, {units.size(tier.n_bytes)} of {units.size(tier.limit_bytes)}"
-
-    rows = [("pages", f"{pages(kv.device)} of {device}, {kv.utilisation:.0%} full")]
-    rows.append(("  each", f"{kv.tokens_per_page:,.1f}".removesuffix(".0") + " tokens"))
-    if kv.host.used:
-        rows.append(("  swapped", pages(kv.host)))
-    if kv.snapshots:
-        rows.append(("  snapshots", f"{units.count(kv.snapshots)}, {units.size(kv.snapshot_bytes)}"))
-    rows.append(("  buffers", units.size(kv.buffer_bytes)))
-    return rows
 
 
 def process_memory() -> int:

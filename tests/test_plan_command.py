@@ -71,6 +71,37 @@ def test_no_gpu_and_none_asked_for(here: Path, capsys: Any) -> None:
     assert "no GPU" in capsys.readouterr().out
 
 
+def test_a_model_is_called_what_the_user_calls_it(here: Path, capsys: Any) -> None:
+    assert main.run(["plan", str(here), "--gpu-memory", "6GiB"]) == 0
+    assert capsys.readouterr().out.startswith("35b.gguf on a GPU that is not here")
+
+
+def test_no_layer_on_the_gpu_is_a_plan_for_the_cpu(here: Path, capsys: Any) -> None:
+    assert main.run(["plan", str(here), "--gpu-memory", "700MiB"]) == 0
+    assert "not one layer fits 700 MiB of VRAM: everything is computed on the CPU" in capsys.readouterr().err
+    assert main.run(["plan", str(here), "--gpu-memory", "2GiB", "--gpu-layers", "0"]) == 0
+    out, err = capsys.readouterr()
+    assert "no GPU" in out and "VRAM:" not in err
+
+
+def test_other_ram_is_no_answer_to_what_vram_lacks(here: Path, capsys: Any) -> None:
+    assert main.run(["plan", str(here), "--gpu-memory", "6GiB", "--gpu-layers", "41"]) == 1
+    assert "16.0 GiB of RAM" not in capsys.readouterr().out
+
+
+def test_a_larger_file_than_the_disk_has_room_for_is_said(here: Path, capsys: Any) -> None:
+    assert main.run(["plan", str(here), "--gpu-memory", "6GiB", "--disk-space", "900TiB"]) == 0
+    assert "disk_space is 900 TiB, and only" in capsys.readouterr().err
+
+
+def test_what_generates_no_text_is_said_before_it_is_fetched(here: Path, capsys: Any) -> None:
+    assert main.run(["plan", "qwen3-embedding-0.6b"]) == 1
+    assert "it does not generate text" in capsys.readouterr().err
+    path = write_gguf(here.with_name("e.gguf"), "bert", {"token_embd.weight": [32, 8]}, **shape_of())
+    assert main.run(["plan", str(path)]) == 1
+    assert "pagedrun list" in capsys.readouterr().err
+
+
 def test_more_tokens_than_the_model_has(here: Path, capsys: Any) -> None:
     assert main.run(["plan", str(here), "-c", "300000"]) == 2
     assert "262,144" in capsys.readouterr().err

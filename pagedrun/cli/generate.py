@@ -38,7 +38,7 @@ def find_model(name: str | None, *, pull: bool = False) -> hub.LocatedModel:
     from pagedrun.cli.models.missing import find_or_pull
 
     if name is not None:
-        _require_generates(load_catalog().get(name))  # before it is fetched
+        require_generates(load_catalog().get(name))  # before it is fetched
     by_launcher = os.environ.get("PAGEDRUN_AUTO_SETUP") == "1" and hub.is_default(name)
     try:
         located = hub.locate(name) if by_launcher else find_or_pull(name, pull=pull)
@@ -48,11 +48,12 @@ def find_model(name: str | None, *, pull: bool = False) -> hub.LocatedModel:
         with console.ByteProgress("fetching the default model") as progress:
             hub.fetch_default_model(progress)
         located = hub.locate(name)
-    _require_generates(located.spec)
+    require_generates(located.spec)
     return located
 
 
-def _require_generates(spec: ModelSpec | None) -> None:
+def require_generates(spec: ModelSpec | None) -> None:
+    """Raise ModelError for a known model that does not generate text."""
     if spec is not None and spec.task != "generate":
         raise ModelError(f"{spec.name} is for {spec.task}: it does not generate text")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,11 +11,13 @@ import typer
 from pagedrun.cli.options import EngineOptions, ModelArgument, with_options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pagedrun.hub import LocatedModel
     from pagedrun.plan.ahead import WithRam
     from pagedrun.planning import Planned
+
+_OTHERS = "what else is here: pagedrun list"
 
 
 @with_options
@@ -30,13 +34,18 @@ def plan(
     does not fit, and says what would. Speeds are predictions, from how fast this machine's memories are; that is
     measured once.
     """
+    from pagedrun.catalog import load_catalog
     from pagedrun.cli import table
+    from pagedrun.cli.generate import require_generates
     from pagedrun.hub import locate
     from pagedrun.plan.ahead import with_other_ram
     from pagedrun.plan.data import to_data
 
+    if model is not None:
+        require_generates(load_catalog().get(model))  # before somebody fetches it for that
     planned = _planned(locate(model), engine)
-    others = with_other_ram(planned.machine, planned.with_machine)
+    short_of_ram = planned.plan.fits or planned.plan.missing_in == "RAM"
+    others = with_other_ram(planned.machine, planned.with_machine) if short_of_ram else ()
     if as_json:
         table.print_json(to_data(planned.plan, planned.machine, others))
     else:
@@ -59,10 +68,10 @@ def _planned(located: LocatedModel, engine: EngineOptions) -> Planned:
     with explained(located.path):
         facts = read_facts(located.path)
     if what := why_no_text(facts):
-        raise ModelError(f"{located.name} does not generate text: it is {what}")
+        raise ModelError(f"{located.name} does not generate text: it is {what}", hint=_OTHERS)
     check_seq_len(located.name, config.max_seq_len, facts.context or config.max_seq_len)
     gpus = machine.gpus() if config.gpu_layers != 0 else []
-    supposed = config.gpu_memory if engine.gpu_memory else 0
+    supposed = config.gpu_memory if engine.gpu_memory and config.gpu_layers != 0 else 0
     found = machine_facts(located.path, config, gpus, supposed=supposed, probe=True)
     planned = plan_model(facts, config, found, _library() if gpus else None)
     if not planned.shape.known:
@@ -70,7 +79,12 @@ def _planned(located: LocatedModel, engine: EngineOptions) -> Planned:
             f"there is no plan for the architecture {planned.shape.architecture!r}",
             hint="llama.cpp places its layers by itself when it is loaded",
         )
-    return planned
+    return replace(planned, plan=replace(planned.plan, model=_called(located)))
+
+
+def _called(located: LocatedModel) -> str:
+    """What other commands call it; of a file its name, not its folders."""
+    return Path(located.name).name if located.name == str(located.path) else located.name
 
 
 def _library() -> object | None:
@@ -112,8 +126,19 @@ def _show_rams(planned: Planned, others: Sequence[WithRam]) -> None:
     lines = [f"RAM it needs: {size(plan.ram_needed)}"]
     lines += [text.ram_line(other) for other in others]
     table.print_text("\n" + "\n".join(lines))
-    for note in text.notes(plan, planned.machine):
+    for note in [*_notes(planned), *text.notes(plan, planned.machine)]:
         console.note(note)
+
+
+def _notes(planned: Planned) -> Iterator[str]:
+    """What one may have meant otherwise."""
+    from pagedrun.units import size
+
+    config, machine, plan = planned.config, planned.machine, planned.plan
+    if machine.vram and config.gpu_layers and not plan.settings.gpu_layers:
+        yield f"not one layer fits {size(machine.vram)} of VRAM: everything is computed on the CPU"
+    if plan.total("disk") > plan.disk:
+        yield f"disk_space is {size(config.disk_space)}, and only {size(plan.disk)} of disk are free"
 
 
 def _refuse(planned: Planned) -> None:

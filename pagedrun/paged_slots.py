@@ -138,7 +138,9 @@ class PagedSlots:
         self._keep(slot, 0)
 
     def in_the_way(self, slot: Slot) -> bool:
-        """Whether it has frames of the device; where nothing can spill, all that is kept counts."""
+        """Whether idle pages cannot leave the device, and it has some there; where nothing can spill, or anywhere."""
+        if not self._manager.is_crowded:
+            return False
         return not self._manager.can_spill or self._manager.is_hot(self._of[slot])
 
     def stats(self) -> KvStats | None:

@@ -294,6 +294,19 @@ def test_a_boundary_page_on_disk_is_copied_for_a_fork() -> None:
     w.step()
 
 
+def test_a_boundary_page_does_not_sink_before_it_is_copied() -> None:
+    w = four(device=2, host=1, disk=9, policy="lru")
+    a = resting(w, 6)
+    resting(w)
+    resting(w)
+    assert w.manager.on_disk(a) == 2
+    child = w.fork(a, 6)
+    assert child is not None
+    w.validate()
+    assert w.bind(child, 0)
+    w.step()
+
+
 def test_what_is_read_from_the_host_comes_from_the_disk_first() -> None:
     spill = SpillSettings(mode="auto", prefetch="hybrid", batch=1)
     for geometry in (with_stages(4), with_stages(8, zero_copy=False), with_stages(2)):

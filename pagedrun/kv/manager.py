@@ -65,6 +65,11 @@ class PageManager(PageMemory):
         return bool((self.table.device[self.conversations[conversation].pages] != NONE).any())
 
     @property
+    def is_crowded(self) -> bool:
+        """Whether idle pages are on the device for which there is no room below it: forgetting some makes room."""
+        return self.residency.stuck > 0
+
+    @property
     def can_spill(self) -> bool:
         """Whether a bound conversation can have pages on the host alone."""
         return self.spilling.possible
@@ -159,11 +164,10 @@ class PageManager(PageMemory):
         if c.bound or (shown is not None and shown.bound):
             raise ValueError(f"conversation {c.id} is bound already, or slot {slot} is taken")
         stages = None
-        length = c.length
         if not self.residency.promote(c.pages):
             stages = self.spilling.settle_in(c) if spill and not self.lower.lost else None
             self._cut_lost()
-            if stages is None or c.length < length:
+            if stages is None:
                 return False
         if shown not in (None, c):
             shown.slot = None

@@ -134,9 +134,15 @@ class Residency:
     def within_reach(self) -> int:
         """How many frames of the device `obtain` can answer now."""
         table = self._table
+        return self.device.obtainable + int((table.resident() & ~table.pinned()).sum()) - self.stuck
+
+    @property
+    def stuck(self) -> int:
+        """How many pages without pins cannot leave the device, for want of room below it."""
+        table = self._table
         idle = np.flatnonzero(table.resident() & ~table.pinned())
         unsaved = len(idle) - int(self._saved(idle).sum())
-        return self.device.obtainable + len(idle) - unsaved + self.lower.room(unsaved)
+        return unsaved - self.lower.room(unsaved)
 
     def vacate(self, n: int) -> bool:
         """See that `n` frames of the device are free, for which pages without pins may have to leave."""

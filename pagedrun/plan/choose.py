@@ -19,11 +19,11 @@ from pagedrun.config import EngineConfig
 from pagedrun.plan import rules
 from pagedrun.plan.buffers import BufferModel
 from pagedrun.plan.cpu import cpu_plan
-from pagedrun.plan.finish import Choice, finish
+from pagedrun.plan.finish import finish
 from pagedrun.plan.layers import Weights, forced, with_fewer_layers, with_more_experts, without_experts
 from pagedrun.plan.machine import MachineFacts
 from pagedrun.plan.nearest import with_nearest
-from pagedrun.plan.need import Needs, Trial
+from pagedrun.plan.need import Choice, Needs, Trial
 from pagedrun.plan.result import Plan
 from pagedrun.plan.shape import ModelShape
 

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from pagedrun.plan import rules
 from pagedrun.plan.layers import Weights
-from pagedrun.plan.need import Needs, Trial
+from pagedrun.plan.need import Choice, Needs, Trial
 from pagedrun.plan.pages import kv_plan
 from pagedrun.plan.reasons import reasons
 from pagedrun.plan.result import Item, KvPlan, Plan, Settings
 from pagedrun.plan.speed import Predictor
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """short: VRAM did not hold what was wished for, so that no routed experts were added."""
-
-    weights: Weights
-    trial: Trial
-    short: bool = False
 
 
 def finish(needs: Needs, choice: Choice) -> Plan:

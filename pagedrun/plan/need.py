@@ -23,6 +23,15 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """What a plan is made of. short: VRAM did not hold what was wished for, so that no routed experts were added."""
+
+    weights: Weights
+    trial: Trial
+    short: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Needs:
     """Arithmetic over one model on one machine."""
 

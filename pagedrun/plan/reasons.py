@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pagedrun.plan import rules
-from pagedrun.plan.need import Needs
+from pagedrun.plan.need import Choice, Needs
 from pagedrun.plan.result import KvPlan
 from pagedrun.units import count, size
-
-if TYPE_CHECKING:
-    from pagedrun.plan.finish import Choice
 
 
 def reasons(needs: Needs, choice: Choice, kv: KvPlan) -> tuple[str, ...]:

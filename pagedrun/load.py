@@ -24,12 +24,12 @@ from pagedrun.native.placement import Placement
 from pagedrun.native.runner import NativeRunner
 from pagedrun.native.vram import free_vram_of
 from pagedrun.opening import Opening
-from pagedrun.paths import state_dir
+from pagedrun.paths import spill_dir
 from pagedrun.plan import Plan, rules, shape_of, text
 from pagedrun.planning import machine_facts, plan_model
-from pagedrun.pressure import Pressure
 from pagedrun.service import Service
 from pagedrun.slots import PagedSettings, PagedSlots
+from pagedrun.slots.pressure import Pressure
 from pagedrun.spilling import measure_bus, spill_settings
 
 # Pages copied to RAM in the background of a step. Where the pages are in RAM anyway a copy would gain nothing.
@@ -108,7 +108,7 @@ def _paged(runner: NativeRunner, room: Room, config: EngineConfig, plan: Plan | 
         gpu_memory=Budget(min(room.for_pages, most)),
         swap_space=Budget(_swap(config, plan, room)),
         policy=config.policy,
-        disk=DiskSpace(state_dir() / "spill", config.disk_space),
+        disk=DiskSpace(spill_dir(), config.disk_space),
         spill=spill_settings(config, plan, bus, step_tokens=runner.limits.max_batch_tokens),
     )
     settings = PagedSettings(

@@ -55,3 +55,8 @@ def data_file(name: str) -> Path:
     """A file or folder shipped with pagedrun (`patches`, `models.toml`): in the wheel, or in the checkout."""
     packaged = _PACKAGE / "data" / name
     return packaged if packaged.exists() else _PACKAGE.parent / name
+
+
+def spill_dir() -> Path:
+    """Where the file of idle pages is made that RAM has no room for."""
+    return state_dir() / "spill"

@@ -16,7 +16,7 @@ from typing import Any
 from pagedrun import machine, speeds
 from pagedrun.config import EngineConfig
 from pagedrun.gguf_file import ModelFacts
-from pagedrun.paths import cache_dir
+from pagedrun.paths import cache_dir, spill_dir
 from pagedrun.plan import BufferModel, MachineFacts, Measured, ModelShape, Plan, Reckoned, make_plan, rules, shape_of
 from pagedrun.runtime.sources import build_id
 
@@ -58,7 +58,7 @@ def machine_facts(
         ram=memory.available,
         ram_total=memory.total,
         cores=config.threads or physical_cores(),
-        disk=shutil.disk_usage(path.parent).free,
+        disk=_free_disk(spill_dir()),
     )
     found = speeds.remembered()
     if probe:
@@ -67,6 +67,12 @@ def machine_facts(
     if supposed and supposed > free:
         return replace(facts, gpu="a GPU that is not here", vram=supposed, supposed=True)
     return replace(facts, vram=supposed) if supposed else facts
+
+
+def _free_disk(folder: Path) -> int:
+    """Bytes that are free where a folder is, or would be."""
+    there = next(p for p in (folder, *folder.parents) if p.exists())
+    return shutil.disk_usage(there).free
 
 
 def plan_model(

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pagedrun.config import EngineConfig
 from pagedrun.kv import PageManager, Rates, SpillSettings
 from pagedrun.native.frames import Copier, NativeFrames, Route, Staging
-from pagedrun.pace import Pace
 from pagedrun.plan import Plan
+from pagedrun.slots.pace import Pace
 
 log = logging.getLogger(__name__)
 

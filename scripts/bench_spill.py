@@ -8,7 +8,7 @@
     of VRAM         ratio to llama.cpp with its whole KV cache in VRAM, the faster of two: before and after these rows
     limit           what no spilling can pass: the slower of a step with all in VRAM and of moving the cold bytes once
     waited          how long attention waited for copies, of a step's time
-    blocks          of the kernel that copies, as the engine chose them in the end (pagedrun/pace.py)
+    blocks          of the kernel that copies, as the engine chose them in the end (pagedrun/slots/pace.py)
 
 Depth is written, not computed: rows of zeros, whose attention costs what any other costs. llama.cpp with its KV cache
 in RAM (offload_kqv off) is measured at 0 and 16,384 tokens and carried on in a straight line.
@@ -34,7 +34,7 @@ from paged_side import SLOT, Counted, Model, Stock, tokens_of
 from pagedrun.kv import Budget, PageManager, SpillSettings
 from pagedrun.native.frames import Copier, Route, Staging
 from pagedrun.native.paging import open_paged
-from pagedrun.pace import Pace
+from pagedrun.slots.pace import Pace
 from pagedrun.spilling import Bus
 
 DECODED, PREFILLED = 32, 2048

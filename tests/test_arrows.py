@@ -18,9 +18,8 @@ ROOMS: list[tuple[str, ...]] = [
     ("errors", "units", "model"),
     ("paths", "sampling", "memory", "machine"),
     ("config", "request", "gguf_file", "catalog"),
-    ("step", "text", "chat", "kv", "plan", "pressure", "pace"),
-    ("paged_settings", "speeds"),
-    ("slots",),
+    ("step", "text", "chat", "kv", "plan"),
+    ("slots", "speeds"),
     ("scheduler",),
     ("engine",),
     ("runtime",),
@@ -38,8 +37,7 @@ ROOMS: list[tuple[str, ...]] = [
 
 # Policy runs under a fake runner, without a model and without C.
 POLICY = (
-    "config", "request", "sampling", "step", "text", "chat", "kv", "plan", "pressure", "pace", "paged_settings",
-    "slots", "scheduler", "engine", "service",
+    "config", "request", "sampling", "step", "text", "chat", "kv", "plan", "slots", "scheduler", "engine", "service",
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pagedrun.pace import BLOCKS, EVERY, LITTLE, MUCH, Pace
+from pagedrun.slots.pace import BLOCKS, EVERY, LITTLE, MUCH, Pace
 
 GB = 10**9
 

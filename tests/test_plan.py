@@ -111,6 +111,13 @@ def test_layers_of_a_dense_model_come_before_long_contexts(dense: ModelShape) ->
     assert layers.vram > 0 < layers.ram
 
 
+@pytest.mark.parametrize("n_bytes", [1 << 20, 8 << 20, 50 << 20, 300 << 20])
+def test_a_gpu_with_room_for_nothing_is_not_used(big: ModelShape, dense: ModelShape, n_bytes: int) -> None:
+    for shape in (big, dense):
+        plan = planned(shape, machine_with(n_bytes / GIB, 64))
+        assert (plan.settings.gpu_layers, plan.total("vram"), plan.kv.staging) == (0, 0, 0)
+
+
 def test_layers_by_force(dense: ModelShape) -> None:
     assert planned(dense, machine_with(8), gpu_layers=10).settings.gpu_layers == 10
     plan = planned(dense, machine_with(4), gpu_layers=99)

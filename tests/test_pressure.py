@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pagedrun.pressure import AMPLE, LOW, Pressure
+from pagedrun.slots.pressure import AMPLE, LOW, Pressure
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from pagedrun.config import EngineConfig
 from pagedrun.memory import default_seq_len
@@ -27,7 +28,7 @@ def cpu_plan(shape: ModelShape, machine: MachineFacts, config: EngineConfig) -> 
     room = max(budget - buffers - fixed, 0)
     held = min(room, math.ceil(window * seqs * token))
     swap = max(min(config.swap_space, left - budget - rules.RAM_MARGIN), 0)
-    kv = pages.kv_plan(shape.kv, config, pages=held, swap=swap, window=window)
+    kv = replace(pages.kv_plan(shape.kv, config, pages=held, swap=swap, window=window), staging=0)
     items = _items(shape, weights, (buffers, fixed, held))
     needed = math.ceil((config.max_seq_len or min(window, rules.SHORTEST_WINDOW)) * token)
     missing = _missing(items, machine, short=needed - room - (swap if config.spill != "off" else 0))

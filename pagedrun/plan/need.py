@@ -79,6 +79,8 @@ class Needs:
 
     def wanted(self, weights: Weights, trial: Trial) -> int:
         """All that has to be on the GPU for this trial."""
+        if not weights.gpu_layers:
+            return 0
         hot = math.ceil(self.seqs * trial.hot * self.token_bytes * weights.kv_share)
         return self.cuda(weights) + weights.vram + self.context(weights, trial) + hot + self.spare()
 

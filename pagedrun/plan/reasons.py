@@ -34,13 +34,13 @@ def _weights(needs: Needs, choice: Choice) -> list[str]:
         f"{100 * shape.active_share:.0f} %."
     )
     on_gpu = sum(layer.experts > 0 for layer in shape.layers) - len(weights.ram_experts)
-    why = (
-        "no experts are on the GPU, because the KV cache comes first and has less than it should"
-        if choice.short
-        else f"the routed experts of {on_gpu} of {n} layers are on the GPU, in what is left"
-    )
-    texts.append(f"{why[0].upper()}{why[1:]}.")
-    return texts
+    if choice.short:
+        why = "No experts are on the GPU, because the KV cache comes first and has less than it should."
+    elif on_gpu:
+        why = f"The routed experts of {on_gpu} of {n} layers are on the GPU, in what is left."
+    else:
+        why = "No experts are on the GPU: what is left has no room for those of one layer."
+    return [*texts, why]
 
 
 def _all(needs: Needs, choice: Choice) -> int:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pagedrun.errors import EngineError
-from pagedrun.paged_settings import Others, PagedSettings
+from pagedrun.slots.settings import Others, PagedSettings
 from pagedrun.step import Runner, Slot
 
 if TYPE_CHECKING:

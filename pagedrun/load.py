@@ -32,8 +32,8 @@ from pagedrun.slots import PagedSettings, PagedSlots
 from pagedrun.slots.pressure import Pressure
 from pagedrun.spilling import measure_bus, spill_settings
 
-# Pages copied to RAM in the background of a step. Where the pages are in RAM anyway a copy would gain nothing.
-_WRITE_BACK = 4
+# Bytes of pages copied to RAM in the background of a step. Where the pages are in RAM anyway a copy would gain nothing.
+_WRITE_BACK = 32 << 20
 
 
 def load_service(
@@ -115,7 +115,7 @@ def _paged(runner: NativeRunner, room: Room, config: EngineConfig, plan: Plan | 
         snapshot_interval=config.snapshot_interval,
         max_tokens=room.max_tokens,
         buffer_bytes=room.memory.device,
-        write_back=_WRITE_BACK if room.on_gpu else 0,
+        write_back=max(_WRITE_BACK // geometry.frame_bytes, 1) if room.on_gpu else 0,
         watch=_watch(room, library) if room.on_gpu else lambda: 0,
         pace=bus.pace(room.frames, manager) if bus else lambda: None,
     )

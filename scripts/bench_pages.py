@@ -27,13 +27,20 @@ LONG = 131_072
 
 
 class NoStore:
-    """Counts operations. Copies arrive at once."""
+    """Counts operations. Copies arrive at once, and so do frames that are ordered."""
 
     def __init__(self) -> None:
         self.n_ops = 0
+        self.n_stocked = 0
 
     def apply(self, ops: np.ndarray) -> None:
         self.n_ops += len(ops)
+
+    def stock(self, n: int) -> None:
+        self.n_stocked = n
+
+    def stocked(self) -> int:
+        return self.n_stocked
 
     def fence(self) -> int:
         return 0

@@ -46,7 +46,11 @@ _COLUMNS = {Op.DESTROY: 1, Op.ZERO: 1, Op.MAP: 3, Op.MAP_SHARED: 3, Op.MAP_STAGE
 
 
 class FakeStore:
-    """fail_creates: numbers of those CREATEs that fail, from 1 on; fail_ops: the same of all other operations."""
+    """fail_creates: numbers of those CREATEs that fail, from 1 on; fail_ops: the same of all other operations.
+
+    wanted: frames of the host that are ordered, of which `there` are made; n_made: those that CREATE made itself. The
+    making takes a while, and may stop until more are ordered; without a seed they are there at once.
+    """
 
     def __init__(self, geometry: PageGeometry, *, seed: int | None = None) -> None:
         self.geometry = geometry
@@ -60,6 +64,8 @@ class FakeStore:
         self.fail_creates: set[int] = set()
         self.fail_ops: set[int] = set()
         self.n_creates = self.n_ops = 0
+        self.wanted = self.there = self.n_made = 0
+        self._out_of_memory = False
         self._random = None if seed is None else random.Random(seed)  # None: nothing arrives until it is waited for
         self._queue: deque[tuple[Op, int, int]] = deque()
         self._asked = self._done = 0
@@ -73,11 +79,24 @@ class FakeStore:
         assert ops.dtype == np.int64 and ops.shape == (len(ops), 4)
         self.log.append([tuple(op) for op in ops.tolist()])
         for done, (op, a, b, c) in enumerate(ops.tolist()):
+            if op == Op.CREATE and b == Tier.HOST:
+                self.n_made += not self.there
+                self.wanted, self.there = max(self.wanted - 1, 0), max(self.there - 1, 0)
             if self._fails(Op(op)):
                 raise FrameError(f"a test lets {Op(op).name} fail", done)
             self.broken = True
             getattr(self, f"_{Op(op).name.lower()}")(a, b, c)
             self.broken = False
+
+    def stock(self, n: int) -> None:
+        assert n >= 0
+        self.wanted, self.there, self._out_of_memory = n, min(self.there, n), False
+
+    def stocked(self) -> int:
+        lack = 0 if self._out_of_memory else self.wanted - self.there
+        self.there += self._random.randrange(min(lack, 3) + 1) if self._random else lack
+        self._out_of_memory |= self._random is not None and self._random.random() < 0.1
+        return self.there
 
     def fence(self) -> int:
         return self._asked

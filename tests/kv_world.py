@@ -117,7 +117,9 @@ class World:
         self.check()
 
     def write_back(self, n: int) -> None:
+        made = self.store.n_made
         self.tried(lambda: self.manager.write_back(n))
+        assert self.store.n_made == made, "a step had to wait for a frame"
 
     def tried(self, operation: Callable[[], object]) -> bool:
         """Whether an operation went well; it may fail where a test wants the store to."""
@@ -187,10 +189,11 @@ class World:
         """The manager agrees with itself, with the reference and with the store."""
         validate(self.manager)
         assert {c: self.manager.length(c) for c in self.known} == {c: len(r.tokens) for c, r in self.known.items()}
+        assert self.store.wanted == self.manager.residency.host.ordered
         taken = self.store.count(Tier.STAGE) * self.geometry.stage_bytes
         for tier, budget in ((Tier.DEVICE, self.device), (Tier.HOST, self.host)):
             assert taken + self.store.count(tier) * self.geometry.frame_bytes <= budget.used <= budget.limit
-            taken = 0
+            taken = self.store.wanted * self.geometry.frame_bytes
         there = self.manager.windows.there.reshape(-1, self.geometry.n_pages)
         known = {(int(s), int(p)): int(there[s, p]) for s, p in np.argwhere(there >= 0)}
         assert known == {cell: frame for cell, (frame, _) in self.store.windows.items() if there[cell] != -2}

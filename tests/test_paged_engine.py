@@ -194,13 +194,14 @@ def test_a_store_that_cannot_make_more_frames_is_a_smaller_one(n_frames: int) ->
 
 
 def test_a_copy_that_fails_in_the_background_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    paged = PagedEngine(device=9, host=20)
-    events = paged.submit("a" * 24, 10)
-    paged.turn(1)
-    paged.store.fail_ops = {paged.store.n_ops + 3}  # after the pages of the next step
+    paged = PagedEngine(device=5, host=20)
+    events = paged.submit("a" * 24, 6)
+    paged.turn(2)
+    assert paged.manager.stats().host.n_bytes == 0  # before the device is nearly full nothing is saved
+    paged.store.fail_ops = {paged.store.n_ops + 3}  # after the page of the next step, the second of what is saved
     paged.finish()
-    assert text(events) == expected("a" * 24, 10)
-    assert "could not be saved" in caplog.text
+    assert text(events) == expected("a" * 24, 6)
+    assert "could not be saved" in caplog.text and paged.manager.stats().write_backs == 4
 
 
 def test_the_check_of_debug_kv_runs_with_every_step_and_ends_what_it_finds_wrong() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Budget:
-    """A hard limit in bytes: swap_space pays for host frames and for snapshots, out of the same account."""
+    """A hard limit in bytes: swap_space pays for frames of the host, ordered ones too, and for snapshots."""
 
     limit: int
     used: int = 0

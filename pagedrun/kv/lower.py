@@ -76,9 +76,14 @@ class Lower(Sinking):
         self._table.host[pages] = frames
 
     def write_back(self, most: int) -> int:
-        """Copy up to `most` full pages to the host, those first that may have to leave soon; answers how many."""
-        most = min(most, self.pool.obtainable)
-        if not most or not self.may_save:
+        """Copy up to `most` full pages to the host, those first that may have to leave soon; answers how many.
+
+        A step is waiting: only frames are used that are there, or that the store has made ahead.
+        """
+        if most:
+            self.pool.order()
+        most = min(most, self.pool.ready) if self.may_save else 0
+        if not most:
             return 0
         table = self._table
         dirty = np.flatnonzero(table.sealed[: table.top] & table.resident() & ~table.copied())

@@ -26,6 +26,8 @@ from pagedrun.kv.windows import Windows
 
 log = logging.getLogger(__name__)
 
+AHEAD = 256 << 20  # bytes of frames of the host that are made before they are needed
+
 
 class PageMemory:
     """Frames, stages, pages, windows and snapshots of one store, and its spill file. See PageManager."""
@@ -43,7 +45,7 @@ class PageMemory:
     ) -> None:
         size, spill = geometry.frame_bytes, spill or SpillSettings()
         device = FramePool(store, Tier.DEVICE, gpu_memory, size, reserve=spill.reserve(geometry))
-        host = FramePool(store, Tier.HOST, swap_space, size, first=device.most)
+        host = FramePool(store, Tier.HOST, swap_space, size, first=device.most, ahead=max(AHEAD // size, 1))
         n_frames = device.most + host.most
         file = SpillFile(disk, size)
         n_pages = n_frames + file.n_slots  # every page has a place at least
@@ -58,7 +60,7 @@ class PageMemory:
         self.snapshots = SnapshotStore(swap_space, self._spare_host)
         self.stages = Stages(geometry, store, device, self.windows, first=n_frames)
         spilled = (table, self.residency, self.windows, self.stages)
-        self.spilling = Spill(geometry, spill, spilled, self._carry_out, self.snapshots.spare)
+        self.spilling = Spill(geometry, spill, spilled, self._carry_out, self._spare_snapshots)
         self.prefetching = Prefetch(table, self.residency, self.transfers, spill.prefetch, keep_free=spill.batch)
         self.shown: list[Conversation | None] = [None] * geometry.n_slots
         self._opened = 0
@@ -108,7 +110,8 @@ class PageMemory:
     def write_back(self, max_pages: int) -> int:
         """Copy full pages to the host while a step computes, so that they can leave without a copy; answers how many.
 
-        To be called after `flush`. Raises FrameError.
+        No frame is made for it: those count that the host has, or has made in the background, which is asked for here.
+        To be called after `flush`, once the device is nearly full. Raises FrameError.
         """
         n = self.residency.write_back(max_pages)
         if n:
@@ -119,8 +122,7 @@ class PageMemory:
     def nearly_full(self) -> bool:
         """Whether pages may have to leave the device soon: of eight frames that it can have, one is left at most.
 
-        Before that, copies for the day when they do would only take time from others: memory of the host is made at
-        a millisecond for 2 MiB.
+        Before that, copies for the day when they do would only pin memory of the host.
         """
         device = self.residency.device
         return device.obtainable * 8 <= device.most
@@ -131,9 +133,13 @@ class PageMemory:
         self.residency.settle()
 
     def trim(self) -> int:
-        """Give the memory of free frames back to the system; answers how many bytes. Raises FrameError."""
+        """Give the memory of free frames back to the system; answers how many bytes. Raises FrameError.
+
+        None are ordered any more.
+        """
         self.flush()  # no window shows them then
         self.stages.shrink(0)
+        self.residency.host.cancel(self.residency.host.ordered)
         n = sum(pool.shrink(len(pool.idle_frames)) for pool in (self.residency.device, self.residency.host))
         return n * self.geometry.frame_bytes
 
@@ -251,5 +257,11 @@ class PageMemory:
 
     def _spare_host(self, n_bytes: int) -> None:
         """Give swap space back, if there is any that no page needs."""
+        host = self.residency.host
         n = -(-n_bytes // self.geometry.frame_bytes)
-        self.residency.host.shrink(self.lower.spare(n))
+        n -= host.cancel(n)
+        host.shrink(self.lower.spare(n))
+
+    def _spare_snapshots(self, n_bytes: int) -> None:
+        """Have so much swap space for frames of the host, ordered ones included, as far as snapshots can go."""
+        self.snapshots.spare(n_bytes - self.residency.host.ordered * self.geometry.frame_bytes)

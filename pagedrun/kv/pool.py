@@ -4,8 +4,11 @@
               ^          |                                |            ^
               +-destroy--+                                +-> retiring-+   while a copy still uses it
 
-Making a frame is slow (10 microseconds on the device, a millisecond in pinned host memory), so that frames which were
-used once are kept and handed out again.
+Making a frame is slow (10 microseconds on the device, a millisecond for 2 MiB of pinned host memory), so that frames
+which were used once are kept and handed out again. Those of the host can be ordered: the store makes them in the
+background, and creating them costs little then. They are paid for when they are ordered.
+
+    budget   | frames | ordered, of which some are there | left |
 """
 
 from __future__ import annotations
@@ -22,19 +25,30 @@ from pagedrun.kv.store import FrameError, FrameStore, Op, Ops, rows
 class FramePool:
     """Frames with numbers from `first` on, each of `frame_bytes`, at most as many as the budget's limit has room for.
 
-    reserve: bytes that are left in the budget for others. refused: what the store said when it last could not make a
-    frame; empty when it never did.
+    reserve: bytes that are left in the budget for others. ahead: how many frames `order` has the store make before they
+    are needed; ordered: how many of them were paid for and not created yet. refused: what the store said when it last
+    could not make a frame; empty when it never did.
     """
 
     def __init__(
-        self, store: FrameStore, tier: Tier, budget: Budget, frame_bytes: int, *, first: int = 0, reserve: int = 0
+        self,
+        store: FrameStore,
+        tier: Tier,
+        budget: Budget,
+        frame_bytes: int,
+        *,
+        first: int = 0,
+        reserve: int = 0,
+        ahead: int = 0,
     ) -> None:
         self.tier = tier
         self.budget = budget
         self.first = first
         self.reserve = reserve
         self.most = max(budget.limit - reserve, 0) // frame_bytes
+        self.ahead = ahead
         self.created = 0
+        self.ordered = 0
         self.refused = ""
         self._store = store
         self._frame_bytes = frame_bytes
@@ -57,8 +71,12 @@ class FramePool:
     @property
     def obtainable(self) -> int:
         """How many frames `take` could answer, if the store can make what the budget allows."""
-        left = max(self.budget.left - self.reserve, 0)
-        return self.available + min(left // self._frame_bytes, self.most - self.created)
+        return self.available + self.ordered + self._orderable
+
+    @property
+    def ready(self) -> int:
+        """How many frames `take` could answer without the store's making any."""
+        return self.available + (min(self.ordered, self._store.stocked()) if self.ordered else 0)
 
     @property
     def idle_frames(self) -> list[int]:
@@ -110,11 +128,32 @@ class FramePool:
         made = numbers[:done]
         self._absent = self._absent[: len(self._absent) - len(again)] + again[done:]
         self._next += max(done - len(again), 0)
-        self.budget.take(done * self._frame_bytes)
+        paid = min(done, self.ordered)
+        self.ordered -= paid
+        self.budget.take((done - paid) * self._frame_bytes)
         self.created += done
+        if done < n and self.ordered:
+            self._store.stock(self.ordered)  # the store does not know how many it still owes
         self._fresh[np.array(made, np.int64) - self.first] = True
         self._free += made
         return done
+
+    def order(self) -> None:
+        """Have the store make frames ahead, up to `ahead` or as many as the budget allows."""
+        n = min(self.ahead - self.ordered, self._orderable)
+        if n > 0:
+            self.budget.take(n * self._frame_bytes)
+            self.ordered += n
+            self._store.stock(self.ordered)
+
+    def cancel(self, n: int) -> int:
+        """Order up to `n` frames fewer, and take their price back; answers how many."""
+        n = min(n, self.ordered)
+        if n > 0:
+            self.ordered -= n
+            self._store.stock(self.ordered)
+            self.budget.give_back(n * self._frame_bytes)
+        return max(n, 0)
 
     def shrink(self, n: int) -> int:
         """Destroy up to `n` free frames, which must not be mapped; answers how many."""
@@ -127,6 +166,11 @@ class FramePool:
         self.budget.give_back(done * self._frame_bytes)
         self.created -= done
         return done
+
+    @property
+    def _orderable(self) -> int:
+        left = max(self.budget.left - self.reserve, 0)
+        return max(min(left // self._frame_bytes, self.most - self.created - self.ordered), 0)
 
     def _apply(self, ops: Ops) -> int:
         """How many were done. That memory runs out is no error here: fewer frames are."""

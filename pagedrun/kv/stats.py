@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class TierStats:
     """Frames of one tier: as many as the budget has room for, that exist, that pages own.
 
-    n_bytes: of those that exist. limit_bytes: of all that may. refused: what the store said when it last could not make
-    one; empty when it never did.
+    n_bytes: of those that exist, and of those that are being made ahead. limit_bytes: of all that may. refused: what
+    the store said when it last could not make one; empty when it never did.
     """
 
     budget: int
@@ -187,9 +187,8 @@ def _disk(manager: PageManager) -> DiskStats:
 
 
 def _tier(pool: FramePool, frame_bytes: int) -> TierStats:
-    return TierStats(
-        pool.most, pool.created, pool.used, pool.created * frame_bytes, pool.most * frame_bytes, pool.refused
-    )
+    n_bytes = (pool.created + pool.ordered) * frame_bytes
+    return TierStats(pool.most, pool.created, pool.used, n_bytes, pool.most * frame_bytes, pool.refused)
 
 
 def _stored_bytes(manager: PageManager) -> int:

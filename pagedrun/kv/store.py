@@ -23,6 +23,13 @@ them has passed, this is forbidden, and `pagedrun.kv` keeps to it:
     a frame that is read (COPY from)                     a step writes to it
     both, but not after CREATE                           ZERO, COPY to, DESTROY; a page that showed it before changes
 
+Making frames of the host may take long, so that some can be ordered: `stock(n)` has `n` made in the background, and
+CREATE takes them. Each CREATE of a frame of the host counts as one of these, whether one was there or not, and even if
+it fails: after a failure the store is to be told again.
+
+    exist and ordered   | frame | frame | frame |stocked|stocked| being made | to be made |
+                         <---- made by CREATE --><------------ stock(4) ------------------>
+
 `read` and `write` are about a frame's contents, and done when they answer: the same holds for them as for a step.
 
 A further page may show a frame at any time: MAP may follow ZERO in the same array. A step may read what is being read.
@@ -69,6 +76,14 @@ class FrameStore(Protocol):
 
     def apply(self, ops: Ops) -> None:
         """Carry out operations in order. Raises FrameError at the first that fails."""
+        ...
+
+    def stock(self, n: int) -> None:
+        """So many frames of the host are to be made ahead; those that are too many are gone when this answers."""
+        ...
+
+    def stocked(self) -> int:
+        """How many frames of the host CREATE could take at once; may be more than were ordered."""
         ...
 
     def fence(self) -> int:

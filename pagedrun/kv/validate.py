@@ -115,8 +115,10 @@ def _budgets(manager: PageManager) -> None:
     device, host, stages = manager.residency.device, manager.residency.host, manager.stages
     uses: Iterable[tuple[str, int, int, int]] = (
         ("device", device.budget.used, device.created * size + stages.created * stages.size, device.budget.limit),
-        ("host", host.budget.used, host.created * size + manager.snapshots.nbytes, host.budget.limit),
+        ("host", host.budget.used, (host.created + host.ordered) * size + manager.snapshots.nbytes, host.budget.limit),
     )
+    _must(0 <= host.ordered <= host.ahead, f"{host.ordered} frames are ordered, and {host.ahead} are wished for")
+    _must(device.ordered == 0, "frames of the device are ordered")
     for name, used, found, limit in uses:
         _must(used == found, f"{used} bytes of the {name} budget are taken, and {found} are in use")
         _must(used <= limit, f"{used} bytes of the {name} budget of {limit} are taken")

@@ -1,26 +1,15 @@
 """The frames behind a context's KV cache: pagedrun_kv_* of the patched llama.cpp, as `pagedrun.kv`'s frame store.
 
 The C side obeys: it makes frames, maps them into the windows of slots, copies and clears them. What goes where is
-decided in `pagedrun.kv`. See patches/0007-paged-kv-cache.patch, 0008-staged-pages.patch, include/pagedrun-kv.h.
+decided in `pagedrun.kv`. See patches/0007-paged-kv-cache.patch, 0008-staged-pages.patch,
+0009-frames-ahead.patch, include/pagedrun-kv.h.
 """
 
 from __future__ import annotations
 
 import ctypes
 import types
-from ctypes import (
-    POINTER,
-    Structure,
-    c_bool,
-    c_char_p,
-    c_double,
-    c_int32,
-    c_int64,
-    c_size_t,
-    c_uint32,
-    c_uint64,
-    c_void_p,
-)
+from ctypes import POINTER, c_bool, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -35,13 +24,13 @@ from pagedrun.step import Slot
 NO_MEMORY = -1  # ggml_pages_status
 
 
-class _Params(Structure):
+class _Params(ctypes.Structure):
     """pagedrun_kv_params."""
 
     _fields_ = (("page_bytes", c_uint64), ("layers_per_slab", c_uint32), ("n_kv_reserve", c_uint32))
 
 
-class _Info(Structure):
+class _Info(ctypes.Structure):
     """pagedrun_kv_info."""
 
     _fields_ = (
@@ -56,7 +45,7 @@ class _Info(Structure):
     )
 
 
-class _Staging(Structure):
+class _Staging(ctypes.Structure):
     """pagedrun_kv_staging."""
 
     _fields_ = (
@@ -69,13 +58,13 @@ class _Staging(Structure):
     )
 
 
-class _Spill(Structure):
+class _Spill(ctypes.Structure):
     """pagedrun_kv_spill."""
 
     _fields_ = (("bytes", c_uint64), ("copies", c_uint64), ("waited_ns", c_uint64))
 
 
-class _Memory(Structure):
+class _Memory(ctypes.Structure):
     """pagedrun_kv_memory."""
 
     _fields_ = (
@@ -148,6 +137,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "granularity": (c_uint64, (c_char_p,)),
     "apply": (c_size_t, (c_void_p, c_void_p, c_size_t)),
     "error": (c_char_p, (c_void_p,)),
+    "stock": (None, (c_void_p, c_uint64)),
+    "stocked": (c_uint64, (c_void_p,)),
     "read": (c_int32, (c_void_p, c_int64, c_void_p)),
     "write": (c_int32, (c_void_p, c_int64, c_void_p)),
     "fence": (c_int64, (c_void_p,)),
@@ -221,6 +212,14 @@ class NativeFrames:
         done = self._door.c.apply(self._pointer, ops.ctypes.data, len(ops))
         if done < len(ops):
             raise self._failure(done)
+
+    def stock(self, n: int) -> None:
+        """So many frames of the host are made in the background, for CREATE to take. Does not wait for them."""
+        self._door.c.stock(self._pointer, n)
+
+    def stocked(self) -> int:
+        """How many of them are there; a huge number where making one costs nothing."""
+        return int(self._door.c.stocked(self._pointer))
 
     def fence(self) -> int:
         """A number that stands for everything copied and cleared so far."""

@@ -75,7 +75,8 @@ class PagedSlots:
         self._manager.flush()
         self._settings.pace()
         try:
-            self._manager.write_back(self._settings.write_back)
+            if self._manager.nearly_full:
+                self._manager.write_back(self._settings.write_back)
         except EngineError as e:  # the step does not need it, and the next flush tries again
             log.warning("pages could not be saved: %s", e)
         self._settings.check()

@@ -9,6 +9,7 @@ Without a GPU both are RAM: weights are beside gpu_memory then, and everything b
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagedrun import machine
@@ -109,16 +110,16 @@ class Opening:
         if not granularity or not self.kv.full_layers:
             return None
         budget = self._budget()
-        limits = self._limits(self._seq_len(1, 2 * budget))
+        reach = budget if on_gpu or not self._spills else budget + self.config.swap_space
+        limits = self._limits(self._seq_len(1, 2 * reach))
         token_bytes = sum(self.kv.bytes_per_token(kind) / 2 for kind in self.config.kv_types)
-        all_pages = min(budget, limits.max_num_seqs * limits.max_seq_len * token_bytes)
+        all_pages = min(reach, limits.max_num_seqs * limits.max_seq_len * token_bytes)
         most_needed = whole(limits.max_seq_len)
         page_size = min(self._page_size(granularity, token_bytes), most_needed)
         layout = choose_layout(page_size, self.kv, token_bytes, granularity, on_gpu=on_gpu, all_pages=all_pages)
         attempt = attempt_in(self.model, self.placement.context_params, door, layout, on_gpu=on_gpu)
-        if self._spills:  # pages that are not on the device are read too, so buffers are for the whole window
-            room = attempt(budget, limits.max_seq_len)
-        else:
+        room = self._whole_window(budget, limits.max_seq_len, attempt) if self._spills else None
+        if room is None:
             room = open_within(budget, limits.max_seq_len, token_bytes, attempt=attempt)
         if room is None:
             return None
@@ -127,11 +128,33 @@ class Opening:
             raise _no_page(room, budget, self.config.page_size)
         return Opened(room.context, limits, room)
 
+    def _whole_window(self, budget: int, window: int, attempt: Callable[[int, int], Room | None]) -> Room | None:
+        """With buffers for the whole window, as pages that are not on the device are read too.
+
+        None where that leaves no room for the pages of a step, of which none can be elsewhere.
+        """
+        room = attempt(budget, window)
+        if room is None:
+            return None
+        geometry = room.frames.geometry
+        step = min(int(self.placement.context_params.n_batch), window)
+        if self.placement.on_gpu or room.for_pages >= (geometry.pages_for(step) + 1) * geometry.frame_bytes:
+            return room
+        room.context.close()
+        return None
+
     @property
     def _spills(self) -> bool:
-        """Whether the plan has conversations that become longer than what is on the device."""
+        """Whether conversations may become longer than what is on the device: the plan says so.
+
+        Without a GPU they may where gpu_memory is given: RAM is what is left of it, and of swap_space.
+        """
         plan = self.placement.plan
-        return plan is not None and self.placement.on_gpu and plan.kv.spills and self.config.spill != "off"
+        if self.config.spill == "off":
+            return False
+        if not self.placement.on_gpu:
+            return bool(self.config.gpu_memory and self.config.swap_space)
+        return plan is not None and plan.kv.spills
 
     @property
     def _left(self) -> int:
@@ -151,7 +174,7 @@ class Opening:
 
     def _page_size(self, granularity: int, token_bytes: float) -> int:
         """Tokens in a page: as asked for, or of one layer each where a plan says that pages will be read from RAM."""
-        if self.config.page_size or not self._spills:
+        if self.config.page_size or not self.placement.on_gpu or not self._spills:
             return self.config.page_size
         return max(round(granularity * self.kv.full_layers / token_bytes), 1)
 

@@ -83,6 +83,27 @@ def test_few_frames_change_no_answer(model: str, request: pytest.FixtureRequest)
     assert all(cached > 150 for _, cached in plenty[4:])
 
 
+@pytest.mark.parametrize("model", ["smollm2", "tiny_hybrid"])
+def test_one_that_does_not_fit_the_device_is_read_from_the_host(model: str, request: pytest.FixtureRequest) -> None:
+    """A conversation of twice the device's frames: half of it is cold at every step, and no answer changes."""
+    path: Path = request.getfixturevalue(model)
+    settings = {"max_seq_len": 2048, "page_size": 32}
+    prompts = [tokens_of(1, 900), tokens_of(1, 700) + tokens_of(2, 300)]  # the second goes back into cold pages
+    with opened(path, **settings) as service:
+        plenty = [answer(service, p, 40) for p in prompts]
+        kv = service.stats.kv
+        assert kv is not None and not kv.spill.cold
+        frame_bytes = kv.device.n_bytes // kv.device.created
+    few = kv.buffer_bytes + frame_bytes * (kv.device.used // 2)
+    with opened(path, gpu_memory=few, **settings) as service:
+        assert [answer(service, p, 40) for p in prompts] == plenty
+        kv = service.stats.kv
+        assert kv is not None and kv.spill.cold >= 8
+        assert kv.device.n_bytes + kv.buffer_bytes <= few
+    with opened(path, gpu_memory=few, spill="off", **settings) as service, pytest.raises(ContextLengthError):
+        answer(service, prompts[0])
+
+
 def test_more_at_once_than_there_is_memory_for(tiny_hybrid: Path) -> None:
     """Twelve in four slots, over frames for two: some pause, some wait, and all end as they should."""
     settings = {"max_num_seqs": 4, "max_seq_len": 1024, "page_size": 32}

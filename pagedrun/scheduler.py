@@ -114,8 +114,8 @@ class Scheduler:
         flowing.
         """
         self._wake()
-        for slot in self._in_line()[:EXPECTED]:
-            self._slots.expect(slot)
+        if self.paused:
+            self._slots.expect(self._in_line()[:EXPECTED])
         share = {slot: n for slot, n in self._shares().items() if self._make_room(slot, n)}
         chunks = tuple(
             _chunk(slot, self.running[slot], share[slot])

@@ -15,7 +15,7 @@ from pagedrun.errors import UsageError
 from pagedrun.kv import POLICIES, DiskSpace, SpillSettings
 from pagedrun.kv.disk import RETRY_S, SpillFile
 from pagedrun.kv.ids import NONE, ConversationId
-from tests.kv_store import FOUR, with_stages
+from tests.kv_store import with_stages
 from tests.kv_world import World, device, four, host, served
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -191,6 +192,14 @@ class PageMemory:
         n = self.prefetching.bring(pages, most, may_evict=not self.windows.n_cold)
         self._cut_lost()
         return n
+
+    def expect(self, conversations: Sequence[ConversationId]) -> int:
+        """Prefetch for those that are going to be bound, in this order: none loses a page to a later one."""
+        pages = [self.conversations[c].pages for c in conversations if not self.conversations[c].bound]
+        if not pages:
+            return 0
+        every = np.concatenate(pages)
+        return self.prefetch(every[np.sort(np.unique(every, return_index=True)[1])])
 
     def follow(self) -> int:
         """Bring the rest of conversations that were let go and are partly on the device, those let go last first, to

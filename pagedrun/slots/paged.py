@@ -6,7 +6,7 @@ See `pagedrun.slots` for what is asked of it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -121,11 +121,9 @@ class PagedSlots:
         there = self._manager.length(self._of[slot]) >= n_tokens
         return n_tokens if there else self._keep(slot, n_tokens)
 
-    def expect(self, slot: Slot) -> None:
-        """Bring pages of its conversation to frames that nobody needs."""
-        conversation = self._of[slot]
-        if not self._manager.is_bound(conversation):
-            self._manager.prefetch(self._manager.pages(conversation))
+    def expect(self, slots: Sequence[Slot]) -> None:
+        """Bring pages of their conversations to frames that nobody needs, none of these at another's cost."""
+        self._manager.expect([self._of[slot] for slot in slots])
 
     def rest(self, slot: Slot, *, keep: bool) -> None:
         """The pages stay until somebody needs the room, for which some go to the disk now, while nobody waits."""
@@ -165,7 +163,7 @@ class PagedSlots:
         n = self._manager.on_disk(conversation)
         if not n or not self._manager.any_bound:
             return False
-        self.expect(slot)
+        self.expect([slot])
         return 0 < self._manager.on_disk(conversation) < n
 
     def _bind(self, slot: Slot, *, spill: bool = False) -> bool:

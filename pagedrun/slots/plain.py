@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pagedrun.step import Runner, Slot
@@ -57,7 +58,7 @@ class PlainSlots:
         """All of them."""
         return n_tokens
 
-    def expect(self, slot: Slot) -> None:
+    def expect(self, slots: Sequence[Slot]) -> None:
         """Never."""
 
     def rest(self, slot: Slot, *, keep: bool) -> None:

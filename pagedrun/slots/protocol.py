@@ -16,6 +16,7 @@ Being short of memory is a value, False, and not an error.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from pagedrun.step import Slot
@@ -72,8 +73,8 @@ class Slots(Protocol):
         """How many of the tokens that a slot held when it paused it holds now that it is awake."""
         ...
 
-    def expect(self, slot: Slot) -> None:
-        """A paused slot is one of the next to be taken up."""
+    def expect(self, slots: Sequence[Slot]) -> None:
+        """These paused slots are the next to be taken up, in this order."""
         ...
 
     def rest(self, slot: Slot, *, keep: bool) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import gguf
 import numpy as np
 
-from pagedrun.plan import MachineFacts, Speeds
+from pagedrun.config import EngineConfig
+from pagedrun.plan import MachineFacts, ModelShape, Plan, Reckoned, Speeds, make_plan
 from pagedrun.plan.rules import GIB
 
 _SCRIPT = Path(__file__).parents[1] / "scripts" / "random_model.py"
@@ -67,3 +68,9 @@ def machine_with(vram: float, ram: float = 30, **more: Any) -> MachineFacts:
     speeds = Speeds(vram=300e9, ram=50e9, pcie=25e9, disk=3e9, measured=frozenset(["vram", "ram", "pcie", "disk"]))
     facts: dict[str, Any] = {"gpu": "RTX" if vram else "", "cores": 8, "speeds": speeds, "disk": 100 * GIB}
     return MachineFacts(vram=int(vram * GIB), ram=int(ram * GIB), ram_total=int(ram * GIB) + GIB, **(facts | more))
+
+
+def planned(shape: ModelShape, machine: MachineFacts, **wishes: Any) -> Plan:
+    """The plan of a shape, with reckoned buffers."""
+    config = EngineConfig(**wishes)
+    return make_plan(shape, machine, config, Reckoned(shape, config))

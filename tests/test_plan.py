@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,10 +10,11 @@ from hypothesis import strategies as st
 
 from pagedrun.config import EngineConfig
 from pagedrun.gguf_file import read_facts
-from pagedrun.plan import MachineFacts, Measured, ModelShape, Plan, Reckoned, Speeds, make_plan, shape_of
+from pagedrun.plan import Measured, ModelShape, Plan, Reckoned, Speeds, make_plan, shape_of
 from pagedrun.plan.layers import Weights, forced, with_fewer_layers, without_experts
 from pagedrun.plan.rules import GIB, HOT_TOKENS, MIB, RAM_MARGIN, WINDOW
-from tests.plan_models import machine_with, write_hollow
+from pagedrun.plan.speed import Predictor
+from tests.plan_models import machine_with, planned, write_hollow
 
 SMALL_CARDS = (6, 8, 12)
 
@@ -29,11 +29,6 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> ModelShape:
 def dense(tmp_path_factory: pytest.TempPathFactory) -> ModelShape:
     """The 8B's."""
     return shape_of(read_facts(write_hollow(tmp_path_factory.mktemp("hollow") / "8b.gguf", dense=True)))
-
-
-def planned(shape: ModelShape, machine: MachineFacts, **wishes: Any) -> Plan:
-    config = EngineConfig(**wishes)
-    return make_plan(shape, machine, config, Reckoned(shape, config))
 
 
 def on_gpu(plan: Plan, shape: ModelShape) -> int:
@@ -127,12 +122,24 @@ def test_layers_by_force(dense: ModelShape) -> None:
     assert planned(dense, machine_with(8), gpu_layers=0).total("vram") == 0
 
 
-def test_without_a_gpu(dense: ModelShape) -> None:
-    plan = planned(dense, machine_with(0, 16))
-    assert plan.fits
-    assert (plan.settings.gpu_layers, plan.total("vram")) == (0, 0)
-    assert plan.total("ram") <= plan.ram
-    assert planned(dense, machine_with(0, 3)).missing_in == "RAM"
+def test_what_is_missing_is_what_is_not_left(big: ModelShape, dense: ModelShape) -> None:
+    for plan in (planned(big, machine_with(3), gpu_layers=41), planned(dense, machine_with(4), gpu_layers=99)):
+        assert plan.missing_in == "VRAM"
+        assert plan.total("vram") - plan.vram == plan.missing
+    short = planned(big, machine_with(6, 8))
+    assert short.ram_needed - short.spared - short.ram == short.missing
+
+
+def test_pages_that_are_read_directly_have_no_stages_and_cost_more(big: ModelShape) -> None:
+    wishes = {"max_seq_len": 262_144}
+    staged, direct = (planned(big, machine_with(6), spill=how, **wishes) for how in ("auto", "zero-copy"))
+    assert staged.kv.staging > 0 == direct.kv.staging
+    slow, fast = direct.speeds[-1], staged.speeds[-1]
+    assert 0 < slow.cold < fast.cold
+    assert slow.prefill < 0.8 * fast.prefill
+    kept = Predictor(without_experts(big), machine_with(6), staged.kv, 2048)
+    assert replace(kept, direct=True)._decode(262_144, slow.cold) > kept._decode(262_144, slow.cold)
+    assert direct.speeds[0] == staged.speeds[0]
 
 
 def test_what_would_fit_is_said_and_true(big: ModelShape) -> None:
@@ -168,7 +175,9 @@ def test_paging_off_means_that_all_of_the_window_is_in_vram(big: ModelShape) -> 
     plan = planned(big, machine_with(8), paging="off")
     assert plan.settings.max_seq_len == HOT_TOKENS
     assert not plan.kv.spills
-    assert plan.kv.warm == 0
+    for without in (planned(big, machine_with(v), paging="off", disk_space=GIB) for v in (0, 8)):
+        assert without.kv.warm == without.kv.cold == without.total("disk") == 0
+        assert [item.name for item in without.items if "KV" in item.name] == ["KV cache"]
 
 
 def test_a_smaller_cache_leaves_room_for_experts(big: ModelShape) -> None:

@@ -7,7 +7,7 @@ import math
 from pagedrun.plan import rules
 from pagedrun.plan.layers import Weights
 from pagedrun.plan.need import Choice, Needs, Trial
-from pagedrun.plan.pages import kv_plan
+from pagedrun.plan.pages import kv_plan, title
 from pagedrun.plan.reasons import reasons
 from pagedrun.plan.result import Item, KvPlan, Plan, Settings
 from pagedrun.plan.speed import Predictor
@@ -17,22 +17,19 @@ def finish(needs: Needs, choice: Choice) -> Plan:
     """The plan of a choice on a GPU."""
     weights, trial = choice.weights, choice.trial
     share = max(weights.kv_share, 1e-9)
-    pages = needs.left_for_pages(weights, trial)
-    if not weights.whole:  # pages of layers in RAM are there too, so that more would have no room
-        pages = min(pages, math.ceil(trial.hot * needs.seqs * needs.token_bytes * share))
-    most = trial.window * needs.seqs * needs.token_bytes * share
-    pages = min(pages, math.ceil(most))
+    pages, disk = _pages(needs, choice, share), needs.machine.disk
     swap = needs.swap(weights, trial)
-    kv = kv_plan(needs.shape.kv, needs.config, pages=pages / share, swap=swap, window=trial.window)
+    kv = kv_plan(needs.shape.kv, needs.config, pages=pages / share, swap=swap, window=trial.window, disk=disk)
     missing, where = _missing(needs, weights, trial, kv)
     from_disk = max(needs.ram_before_pages(weights, trial) - needs.machine.ram, 0)
-    predictor = Predictor(weights, needs.machine, kv, trial.batch, from_disk)
+    direct = needs.config.spill == "zero-copy"
+    predictor = Predictor(weights, needs.machine, kv, trial.batch, from_disk, direct=direct)
     return Plan(
         model=needs.shape.name,
         gpu=needs.machine.gpu,
         vram=needs.machine.vram,
         ram=needs.machine.ram,
-        disk=needs.machine.disk,
+        disk=disk,
         items=_items(needs, choice, pages, swap),
         settings=_settings(needs, choice, kv, from_disk),
         kv=kv,
@@ -44,8 +41,18 @@ def finish(needs: Needs, choice: Choice) -> Plan:
         reckoned=needs.buffers.reckoned,
         from_disk=min(from_disk, weights.ram),
         ram_needed=needs.ram_before_pages(weights, trial),
+        spared=_spared(weights),
         swap=swap,
     )
+
+
+def _pages(needs: Needs, choice: Choice, share: float) -> int:
+    """Bytes of VRAM for pages; what has to be hot also where it does not fit, so that sums show what is missing."""
+    each = needs.seqs * needs.token_bytes * share
+    hot = math.ceil(choice.trial.hot * each)
+    if not choice.weights.whole:  # pages of layers in RAM are there too, so that more would have no room
+        return hot
+    return max(min(needs.left_for_pages(choice.weights, choice.trial), math.ceil(choice.trial.window * each)), hot)
 
 
 def _missing(needs: Needs, weights: Weights, trial: Trial, kv: KvPlan) -> tuple[int, str]:
@@ -54,12 +61,17 @@ def _missing(needs: Needs, weights: Weights, trial: Trial, kv: KvPlan) -> tuple[
     if vram > 0:
         return vram, "VRAM"
     in_ram = needs.ram_before_pages(weights, trial)
-    if (ram := in_ram - int(rules.MOST_FROM_DISK * weights.ram) - needs.machine.ram) > 0:
+    if (ram := in_ram - _spared(weights) - needs.machine.ram) > 0:
         return ram, "RAM"
     held = kv.hot + (kv.warm if needs.may_spill else 0)
     if held < trial.window and kv.token_bytes:
         return math.ceil((trial.window - held) * kv.token_bytes), "room for the KV cache"
     return 0, ""
+
+
+def _spared(weights: Weights) -> int:
+    """Of weights in RAM: what may be read from disk again and again."""
+    return int(rules.MOST_FROM_DISK * weights.ram)
 
 
 def _settings(needs: Needs, choice: Choice, kv: KvPlan, from_disk: int) -> Settings:
@@ -83,6 +95,7 @@ def _pinnable(needs: Needs, choice: Choice) -> bool:
 def _items(needs: Needs, choice: Choice, pages: int, swap: int) -> tuple[Item, ...]:
     weights, trial, shape = choice.weights, choice.trial, needs.shape
     hidden = "attention, norms, shared experts" if shape.routed else "layers"
+    disk = needs.config.disk_space if needs.config.paging != "off" else 0
     kv_in_ram = math.ceil(trial.hot * needs.seqs * needs.token_bytes * (1 - weights.kv_share))
     lines = (
         Item("CUDA", vram=needs.machine.cuda if weights.gpu_layers else 0),
@@ -93,7 +106,7 @@ def _items(needs: Needs, choice: Choice, pages: int, swap: int) -> tuple[Item, .
         Item("routed experts", vram=weights.experts, ram=weights.experts_in_ram),
         Item("compute buffers", vram=needs.compute(weights, trial), ram=needs.host_buffers(weights, trial)),
         Item("recurrent states, windows", vram=needs.states(weights, trial)),
-        Item("KV pages", vram=pages + needs.spare(), ram=swap + kv_in_ram, disk=needs.config.disk_space),
+        Item(title(needs.config), vram=pages + needs.spare(), ram=swap + kv_in_ram, disk=disk),
         Item("pagedrun itself", ram=rules.PROCESS),
     )
     return tuple(item for item in lines if item.vram or item.ram or item.disk)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from pagedrun.config import EngineConfig
+from pagedrun.plan import rules
 from pagedrun.plan.result import Plan
 from pagedrun.units import count
 
@@ -17,7 +18,7 @@ _SMALL_BATCH = 512
 
 def with_nearest(plan: Plan, config: EngineConfig, choose: Callable[[EngineConfig], Plan]) -> Plan:
     """The plan, with what else would fit: one change at a time, and all of them together where none is enough."""
-    found = [text for text, other in _single(config, choose) if choose(other).fits]
+    found = [text for text, other in (*_single(config, choose), *_more(plan, config)) if choose(other).fits]
     if not found:
         text, other = _together(config)
         found = [text] if choose(other).fits else []
@@ -38,6 +39,13 @@ def _single(config: EngineConfig, choose: Callable[[EngineConfig], Plan]) -> Ite
         yield "--spill auto", replace(config, spill="auto")
     if not config.max_batch_tokens or config.max_batch_tokens > _SMALL_BATCH:
         yield f"max_batch_tokens = {_SMALL_BATCH} in the settings", replace(config, max_batch_tokens=_SMALL_BATCH)
+
+
+def _more(plan: Plan, config: EngineConfig) -> Iterator[tuple[str, EngineConfig]]:
+    """More of what was limited by a setting."""
+    if plan.missing_in == "gpu_memory":
+        n_mib = -(-(config.gpu_memory + plan.missing) // rules.MIB)
+        yield f'gpu_memory = "{n_mib}MiB" in the settings', replace(config, gpu_memory=n_mib * rules.MIB)
 
 
 def _longest(config: EngineConfig, choose: Callable[[EngineConfig], Plan]) -> int:

@@ -28,6 +28,17 @@ def spare(kv: KvFacts, config: EngineConfig) -> int:
     return config.max_num_seqs * layers * rules.GRANULARITY
 
 
+def title(config: EngineConfig) -> str:
+    """What a table calls it."""
+    return "KV cache" if config.paging == "off" else "KV pages"
+
+
+def cold(kv: KvFacts, config: EngineConfig, disk: int) -> int:
+    """Tokens that the file on disk holds, as far as `disk` bytes are free."""
+    n_bytes = token_bytes(kv, config)
+    return int(min(config.disk_space, disk) / n_bytes) if n_bytes and config.paging != "off" else 0
+
+
 def staging_share(n_groups: int) -> float:
     """Of the cold part of a conversation: VRAM that layers take turns in. 1: no turns are possible."""
     return min((2 + n_groups % 2) / n_groups, 1.0) if n_groups > 1 else 1.0
@@ -47,21 +58,24 @@ def hot_and_staged(n_tokens: int, room: float, n_groups: int) -> tuple[float, fl
     return hot, room - hot
 
 
-def kv_plan(kv: KvFacts, config: EngineConfig, *, pages: float, swap: int, window: int) -> KvPlan:
-    """pages: bytes for pages on the device, with the shares of layers that lie elsewhere. swap: bytes of RAM."""
+def kv_plan(kv: KvFacts, config: EngineConfig, *, pages: float, swap: int, window: int, disk: int = 1 << 62) -> KvPlan:
+    """pages: bytes for pages on the device, with the shares of layers that lie elsewhere. swap: bytes of RAM.
+
+    disk: bytes that are free there.
+    """
     n_bytes = token_bytes(kv, config)
     if not n_bytes:  # nothing is kept of a token: any number of them is hot
         return KvPlan(
             token_bytes=0, state_bytes=kv.state_bytes or 0, hot=window, warm=0, cold=0, staging=0, spills=False
         )
     hot = int(max(pages, 0) / n_bytes)
-    _, staged = hot_and_staged(window, hot, kv.full_layers)
+    staged = 0.0 if config.spill == "zero-copy" else hot_and_staged(window, hot, kv.full_layers)[1]
     return KvPlan(
         token_bytes=n_bytes,
         state_bytes=kv.state_bytes or 0,
         hot=hot,
         warm=int(swap / n_bytes),
-        cold=int(config.disk_space / n_bytes),
+        cold=cold(kv, config, disk),
         staging=int(staged * n_bytes),
         spills=window > hot,
     )

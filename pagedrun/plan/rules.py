@@ -60,6 +60,8 @@ RAM_LAYER_SECONDS = 110e-6
 DENSE_SHARE = 0.7
 #: Copies of cold pages run beside everything else, but share the RAM's bandwidth with the experts.
 OVERLAP_LOSS = 0.4
+#: How often attention reads a byte of a cold page for a batch, where no stage holds it.
+PREFILL_READS = 16
 #: Share of a device's bandwidth that reading weights reaches.
 EFFICIENCY = 0.75
 #: Operations of prefill for each byte a second of VRAM, and the most that was seen (8B on an H200).

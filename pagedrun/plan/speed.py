@@ -3,6 +3,8 @@
 decode    GPU: its weights, hot KV     CPU: experts in RAM     one after the other
           cold KV comes over PCIe beside both
 prefill   products and attention on the GPU; experts in RAM are copied to it, once for each batch
+          cold KV comes beside both as well
+direct    cold KV is read by attention itself, which waits for it: in decode once, in prefill again and again
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ from pagedrun.plan.result import KvPlan, Speed
 
 @dataclass(frozen=True, slots=True)
 class Predictor:
-    """Of one plan. from_disk: bytes of weights that RAM has no room for."""
+    """Of one plan. from_disk: bytes of weights that RAM has no room for. direct: cold pages are not staged."""
 
     weights: Weights
     machine: MachineFacts
     kv: KvPlan
     batch: int
     from_disk: int = 0
+    direct: bool = False
 
     def up_to(self, window: int) -> tuple[Speed, ...]:
         """At the usual depths that a window has, and with a full one."""
@@ -34,11 +37,16 @@ class Predictor:
     def at(self, depth: int) -> Speed:
         """With `depth` tokens of context before."""
         on_gpu = self.weights.gpu_layers > 0
-        hot, _ = hot_and_staged(depth, self.kv.hot, self.weights.shape.kv.full_layers) if on_gpu else (depth, 0)
+        hot = self._hot(depth) if on_gpu else depth
         cold = depth - int(hot)
         decode = self._decode(depth, cold)
         prefill = self._prefill(depth, cold) if on_gpu else self._cpu_prefill(depth)
         return Speed(depth, cold, 1 / decode, self.batch / prefill)
+
+    def _hot(self, depth: int) -> float:
+        if self.direct:  # no stages take room
+            return min(depth, self.kv.hot)
+        return hot_and_staged(depth, self.kv.hot, self.weights.shape.kv.full_layers)[0]
 
     def _decode(self, depth: int, cold: int) -> float:
         shape, speeds = self.weights.shape, self.machine.speeds
@@ -58,6 +66,8 @@ class Predictor:
             seconds += rules.LAYER_SECONDS * dense * n_layers + rules.RAM_LAYER_SECONDS * self.weights.ram_layers
         seconds += missed / speeds.disk
         copies = cold * self.kv.token_bytes / speeds.pcie
+        if self.direct:
+            return seconds + copies
         return max(seconds, copies) + rules.OVERLAP_LOSS * min(seconds, copies)
 
     def _operations(self, depth: int) -> tuple[float, float]:
@@ -77,7 +87,8 @@ class Predictor:
         seconds = self.batch * (products / rate + attention / speeds.prefill_flops)
         copied = (self.weights.experts_in_ram + self.weights.rest_in_ram) / speeds.pcie
         later = cold * self.kv.token_bytes / speeds.pcie
-        return seconds + copied + max(later - seconds, 0.0) + self.from_disk / speeds.disk
+        waits = rules.PREFILL_READS * later if self.direct else max(later - seconds, 0.0)
+        return seconds + copied + waits + self.from_disk / speeds.disk
 
     def _cpu_prefill(self, depth: int) -> float:
         products, attention = self._operations(depth)

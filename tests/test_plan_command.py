@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pagedrun import machine, speeds
-from pagedrun.cli import main
+from pagedrun.cli import console, main
 from pagedrun.config import EngineConfig
 from pagedrun.gguf_file import read_facts
+from pagedrun.hub import LocatedModel
 from pagedrun.machine import Gpu
 from pagedrun.plan import MachineFacts, rules
 from pagedrun.plan.rules import GIB
@@ -69,6 +71,78 @@ def test_what_does_not_fit_is_an_error_with_what_would(here: Path, capsys: Any) 
 def test_no_gpu_and_none_asked_for(here: Path, capsys: Any) -> None:
     assert main.run(["plan", str(here)]) == 0
     assert "no GPU" in capsys.readouterr().out
+
+
+def test_a_small_gpu_memory_in_the_settings_is_no_gpu(here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEDRUN_GPU_MEMORY", "20GiB")
+    assert main.run(["plan", str(here), "--disk-space", "900TiB"]) == 0
+    out, err = capsys.readouterr()
+    assert "no GPU" in out
+    assert "gpu_memory is 20.0 GiB, and only" in err
+    assert "disk_space is 900 TiB" in err
+    monkeypatch.setenv("PAGEDRUN_GPU_MEMORY", "1GiB")
+    assert main.run(["plan", str(here)]) == 0
+    out, err = capsys.readouterr()
+    assert "KV pages that left (swap)" in out
+    assert "gpu_memory" not in err
+
+
+def test_no_length_is_counted_that_cannot_be(here: Path, capsys: Any) -> None:
+    assert main.run(["plan", str(here), "--gpu-memory", "6GiB", "-c", "16384", "--disk-space", "1GiB"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(("hot", "warm", "cold"))]
+    assert [row[0] for row in rows] == ["hot", "warm", "cold"]
+    assert {row[3] for row in rows} == {"-"}
+    assert all(int(row[4]) > 0 for row in rows)
+
+
+def test_without_pages_there_are_no_tiers(here: Path, capsys: Any) -> None:
+    here.with_name("off.toml").write_text('paging = "off"')
+    settings = ["--config", str(here.with_name("off.toml"))]
+    assert main.run(["plan", str(here), "--gpu-memory", "8GiB", *settings, "--disk-space", "1GiB"]) == 0
+    out = capsys.readouterr().out
+    assert "KV cache" in out
+    assert not any(word in out for word in ("KV pages", "warm", "cold"))
+
+
+def test_a_model_that_is_not_here_is_fetched_where_that_is_agreed_to(
+    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main.run(["plan", "qwen3.6-35b", "--gpu-memory", "6GiB"]) == 1
+    assert "--pull" in capsys.readouterr().err
+    asked = []
+
+    def found(name: str | None, *, pull: bool) -> LocatedModel:
+        asked.append((name, pull))
+        return LocatedModel(here, name or "", None)
+
+    monkeypatch.setattr("pagedrun.cli.models.missing.find_or_pull", found)
+    assert main.run(["plan", "qwen3.6-35b", "--gpu-memory", "6GiB", "--pull"]) == 0
+    assert asked == [("qwen3.6-35b", True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [(".", "35b.gguf"), ("empty", "no GGUF file"), ("", "list"), ("qwen3-embedding-0.6b", "list")]
+)
+def test_what_is_no_model_is_said_with_what_to_do(
+    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, name: str, hint: str
+) -> None:
+    monkeypatch.chdir(here.parent)
+    Path("empty").mkdir()
+    assert main.run(["plan", name]) in (1, 2)
+    assert hint in capsys.readouterr().err.split("hint:")[1]
+
+
+def test_a_terminal_gets_whole_words(here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(console, "is_terminal", lambda stream: stream is sys.stdout)
+    monkeypatch.setattr(console, "use_colour", lambda stream: False)
+    assert main.run(["plan", str(here), "--gpu-memory", "6GiB", "--explain"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 60
+
+
+def test_help_says_which_gpu(capsys: Any) -> None:
+    assert main.run(["plan", "--help"]) == 0
+    assert "whether it is here or not" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_model_is_called_what_the_user_calls_it(here: Path, capsys: Any) -> None:

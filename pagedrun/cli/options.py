@@ -184,6 +184,21 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlanOptions(EngineOptions):
+    """The same for a plan, which may be of a GPU that nobody has yet."""
+
+    gpu_memory: Annotated[
+        str | None,
+        _engine(
+            "--gpu-memory",
+            "A plan for a GPU of that size, whether it is here or not. Without it for this machine, where "
+            "PAGEDRUN_GPU_MEMORY and the settings mean what they mean to every command.",
+            "SIZE",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class TemplateOptions:
     """How messages become a prompt."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pagedrun.cli.options import EngineOptions, ModelArgument, with_options
+from pagedrun.cli.options import ModelArgument, PlanOptions, PullOption, with_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,26 +24,22 @@ _OTHERS = "what else is here: pagedrun list"
 def plan(
     model: ModelArgument = None,
     *,
-    engine: EngineOptions,
+    engine: PlanOptions,
+    pull: PullOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; sizes in bytes.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Say why each choice was made.")] = False,
 ) -> None:
     """Show how a model would be placed on this machine: VRAM, RAM and disk, context, speed.
 
-    Nothing is loaded. --gpu-memory 6GiB asks about a GPU of that size, whether it is here or not. Leaves with 1 if it
-    does not fit, and says what would. Speeds are predictions, from how fast this machine's memories are; that is
-    measured once.
+    Nothing is loaded, but the model's file has to be here. --gpu-memory 6GiB asks about a GPU of that size, whether it
+    is here or not. Leaves with 1 if it does not fit, and says what would. Speeds are predictions, from how fast this
+    machine's memories are; that is measured once.
     """
-    from pagedrun.catalog import load_catalog
     from pagedrun.cli import table
-    from pagedrun.cli.generate import require_generates
-    from pagedrun.hub import locate
     from pagedrun.plan.ahead import with_other_ram
     from pagedrun.plan.data import to_data
 
-    if model is not None:
-        require_generates(load_catalog().get(model))  # before somebody fetches it for that
-    planned = _planned(locate(model), engine)
+    planned = _planned(_located(model, pull=pull), engine)
     short_of_ram = planned.plan.fits or planned.plan.missing_in == "RAM"
     others = with_other_ram(planned.machine, planned.with_machine) if short_of_ram else ()
     if as_json:
@@ -55,7 +51,36 @@ def plan(
         _refuse(planned)
 
 
-def _planned(located: LocatedModel, engine: EngineOptions) -> Planned:
+def _located(model: str | None, *, pull: bool) -> LocatedModel:
+    """The file, fetched where that is agreed to. Raises as `find_model`, with what to do about it."""
+    from pagedrun.cli.generate import find_model
+    from pagedrun.errors import ModelError, ModelNotFoundError, UsageError
+
+    if model is not None and not model.strip():
+        raise UsageError("the model's name is empty", hint=_OTHERS)
+    try:
+        return find_model(model, pull=pull)
+    except ModelNotFoundError as e:
+        if model and (hint := _in_folder(model)):
+            raise ModelNotFoundError(f"{model} is a folder", hint=hint) from e
+        raise ModelNotFoundError(e.message, hint=e.hint or _OTHERS) from e
+    except ModelError as e:
+        raise type(e)(e.message, hint=e.hint or _OTHERS) from e
+
+
+def _in_folder(model: str) -> str:
+    """What to type for a folder that was named instead of a file; "" where it is none, or a model is called so."""
+    from pagedrun.catalog import load_catalog
+    from pagedrun.paths import expanded
+
+    folder = expanded(model)
+    if load_catalog().get(model) or not folder.is_dir():
+        return ""
+    files = sorted(folder.glob("*.gguf"))
+    return f"name a file in it, such as {files[0]}" if files else f"there is no GGUF file in it; {_OTHERS}"
+
+
+def _planned(located: LocatedModel, engine: PlanOptions) -> Planned:
     """The plan, from the file's header. Raises ModelError, UsageError."""
     from pagedrun import machine
     from pagedrun.errors import ModelError
@@ -104,7 +129,7 @@ def _show(planned: Planned, *, explain: bool) -> None:
     from pagedrun.plan import text
 
     plan = planned.plan
-    table.print_text("\n".join(text.summary(plan, planned.machine)) + "\n")
+    table.print_text("\n".join(map(_wrapped, text.summary(plan, planned.machine))) + "\n")
     table.print_table(text.ITEM_TITLES, text.item_rows(plan), right=text.ITEM_TITLES[1:])
     if not plan.fits:
         return
@@ -114,18 +139,31 @@ def _show(planned: Planned, *, explain: bool) -> None:
     table.print_text("")
     table.print_table(text.SPEED_TITLES, text.speed_rows(plan), right=text.SPEED_TITLES)
     if explain:
-        table.print_text("\n" + "\n".join(f"- {reason}" for reason in plan.reasons))
+        table.print_text("\n" + "\n".join(_wrapped(f"- {reason}") for reason in plan.reasons))
+
+
+def _wrapped(line: str) -> str:
+    """A sentence, between words in as many lines as a terminal needs; one line for whatever else reads it."""
+    import shutil
+    import sys
+    import textwrap
+
+    from pagedrun.cli import console
+
+    if not console.is_terminal(sys.stdout):
+        return line
+    width = max(shutil.get_terminal_size().columns, 20)
+    return textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _show_rams(planned: Planned, others: Sequence[WithRam]) -> None:
     from pagedrun.cli import console, table
     from pagedrun.plan import text
-    from pagedrun.units import size
 
     plan = planned.plan
-    lines = [f"RAM it needs: {size(plan.ram_needed)}"]
+    lines = [text.needed_line(plan)]
     lines += [text.ram_line(other) for other in others]
-    table.print_text("\n" + "\n".join(lines))
+    table.print_text("\n" + "\n".join(map(_wrapped, lines)))
     for note in [*_notes(planned), *text.notes(plan, planned.machine)]:
         console.note(note)
 
@@ -137,6 +175,9 @@ def _notes(planned: Planned) -> Iterator[str]:
     config, machine, plan = planned.config, planned.machine, planned.plan
     if machine.vram and config.gpu_layers and not plan.settings.gpu_layers:
         yield f"not one layer fits {size(machine.vram)} of VRAM: everything is computed on the CPU"
+    if not plan.vram and config.gpu_memory > (there := plan.context):
+        lower = "lower it, or other programs have to give way"
+        yield f"gpu_memory is {size(config.gpu_memory)}, and only {size(there)} of RAM are left for it: {lower}"
     if plan.total("disk") > plan.disk:
         yield f"disk_space is {size(config.disk_space)}, and only {size(plan.disk)} of disk are free"
 

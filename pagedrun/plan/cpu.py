@@ -148,6 +148,7 @@ def cpu_plan(shape: ModelShape, machine: MachineFacts, config: EngineConfig) -> 
         missing_in=missing_in,
         ram_needed=ram.needed(least),
         swap=ram.swap,
+        paged=config.paging != "off",
     )
 
 

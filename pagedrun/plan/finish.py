@@ -43,6 +43,7 @@ def finish(needs: Needs, choice: Choice) -> Plan:
         ram_needed=needs.ram_before_pages(weights, trial),
         spared=_spared(weights),
         swap=swap,
+        paged=needs.config.paging != "off",
     )
 
 
@@ -94,7 +95,7 @@ def _pinnable(needs: Needs, choice: Choice) -> bool:
 
 def _items(needs: Needs, choice: Choice, pages: int, swap: int) -> tuple[Item, ...]:
     weights, trial, shape = choice.weights, choice.trial, needs.shape
-    hidden = "attention, norms, shared experts" if shape.routed else "layers"
+    hidden = "attention, shared experts" if shape.routed else "layers"
     disk = needs.config.disk_space if needs.config.paging != "off" else 0
     kv_in_ram = math.ceil(trial.hot * needs.seqs * needs.token_bytes * (1 - weights.kv_share))
     lines = (

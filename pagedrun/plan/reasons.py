@@ -58,13 +58,16 @@ def _context(needs: Needs, choice: Choice, kv: KvPlan) -> list[str]:
             f"costs a GiB of traffic for each token, a GiB of experts {size(rules.GIB * shape.active_share)}."
         )
     if kv.spills:
+        why = "pages are of one layer each, which keeps copies ahead of the layers that need them"
+        if needs.config.spill == "zero-copy":
+            why = "attention reads them over the bus, a prompt again and again, and waits for it"
         texts.append(
             f"A conversation can have {count(trial.window, 'token')}; beyond {count(kv.hot)} its oldest pages go "
-            "to RAM and are read from there. So pages are of one layer each, which keeps copies ahead of the layers "
-            "that need them."
+            f"to RAM and are read from there: {why}."
         )
     elif kv.token_bytes:
-        texts.append(f"All {count(trial.window, 'token')} of a conversation stay in VRAM, so that pages can be small.")
+        so = ", so that pages can be small" if needs.config.paging != "off" else ""
+        texts.append(f"All {count(trial.window, 'token')} of a conversation stay in VRAM{so}.")
     if needs.config.max_batch_tokens:
         return texts
     buffers = size(needs.compute(choice.weights, trial))

@@ -68,7 +68,7 @@ class Plan:
     context: bytes on the device for a context's buffers, states and pages together. reckoned: buffers were reckoned
     and not asked of llama.cpp. from_disk: bytes of weights that RAM has no room for, and that are read again each
     time. ram_needed: without RAM for pages that had to leave VRAM, spared: of it, weights that may come from disk
-    instead; swap: that for pages, as far as it can be pinned beside everything else.
+    instead; swap: that for pages, as far as it can be pinned beside everything else. paged: whether the KV cache is.
     """
 
     model: str
@@ -90,6 +90,7 @@ class Plan:
     ram_needed: int = 0
     spared: int = 0
     swap: int = 0
+    paged: bool = True
 
     @property
     def fits(self) -> bool:

@@ -44,8 +44,18 @@ def kv_rows(plan: Plan) -> Rows:
     rows: Rows = []
     for name, memory, n in tiers:
         longest = min(n if name == "hot" else together if name == "warm" else window, window)
-        rows.append((name, memory, count(longest), *(f"{n // length:,}" for length in (rules.HOT_TOKENS, _SHORT))))
+        rows.append(
+            (name, memory, count(longest), *(_how_many(plan, n, length) for length in (rules.HOT_TOKENS, _SHORT)))
+        )
     return rows
+
+
+def _how_many(plan: Plan, n_tokens: int, length: int) -> str:
+    """Conversations of that length in n_tokens; "-" where none can be so long."""
+    if length > plan.settings.max_seq_len:
+        return "-"
+    n = n_tokens // length
+    return f"{n if plan.paged else min(n, plan.settings.max_num_seqs):,}"
 
 
 def speed_rows(plan: Plan) -> Rows:
@@ -66,9 +76,8 @@ def summary(plan: Plan, machine: MachineFacts) -> list[str]:
             f"{count(settings.max_num_seqs, 'conversation')} of up to {count(settings.max_seq_len, 'token')}, "
             f"{count(settings.batch, 'token')} a batch"
         )
-    if plan.kv.staging:
-        staged = _whole_window(plan)
-        lines.append(f"a full conversation has {staged}")
+    if plan.fits and (plan.kv.staging or (plan.kv.spills and settings.gpu_layers)):
+        lines.append(f"a full conversation has {_whole_window(plan)}")
     if plan.from_disk:
         lines.append(f"{size(plan.from_disk)} of weights have no room in RAM: they are read from disk again and again")
     return lines
@@ -84,10 +93,16 @@ def notes(plan: Plan, machine: MachineFacts) -> list[str]:
     return found
 
 
+def needed_line(plan: Plan) -> str:
+    """RAM that a machine has to have free."""
+    rest = f"; {size(plan.spared)} of it, weights, may come from disk instead, slowly" if plan.spared else ""
+    return f"RAM it needs: {size(plan.ram_needed)}{rest}"
+
+
 def ram_line(other: WithRam) -> str:
     """What a machine with that much RAM gets."""
     plan = other.plan
-    head = f"{size(other.total)} of RAM: "
+    head = f"{size(other.total)} of RAM, {size(plan.ram)} of it free: "
     if not plan.fits:
         return head + f"{size(plan.missing)} of {plan.missing_in} are missing"
     speed = f", {_rate(plan.speeds[0].decode)} tok/s" if plan.speeds else ""
@@ -107,8 +122,9 @@ def refusal(plan: Plan) -> tuple[str, str]:
 
 def _whole_window(plan: Plan) -> str:
     kv, window = plan.kv, plan.settings.max_seq_len
-    hot = min(kv.hot - kv.staging / kv.token_bytes, window)
-    return f"{count(int(hot), 'token')} in VRAM, {count(window - int(hot))} in RAM, read through {size(kv.staging)}"
+    hot = int(min(kv.hot - kv.staging / kv.token_bytes, window))
+    how = f"through {size(kv.staging)}" if kv.staging else "over the bus"
+    return f"{count(hot, 'token')} in VRAM, {count(window - hot)} in RAM, read {how}"
 
 
 def _assumed(speeds: Speeds, *, on_gpu: bool) -> Sequence[str]:

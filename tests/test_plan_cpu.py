@@ -77,3 +77,12 @@ def test_a_plan_for_the_cpu_holds_what_it_promises(
         beyond = plan.kv.warm + 1 if given and spill == "auto" else 0
         assert plan.kv.hot + beyond >= plan.settings.max_seq_len * (seqs if paging == "off" else 1)
         assert (plan.kv.warm == 0) or paging == "auto"
+
+
+def test_a_budget_without_room_for_a_step_is_refused_and_more_is_named(dense: ModelShape) -> None:
+    plan = planned(dense, machine_with(0), gpu_memory=150 * MIB, max_seq_len=8192)
+    assert plan.missing_in == "gpu_memory"
+    assert plan.missing > MIB
+    more = next(text for text in plan.nearest if text.startswith("gpu_memory"))
+    n_bytes = int(more.split('"')[1].removesuffix("MiB")) * MIB
+    assert planned(dense, machine_with(0), gpu_memory=n_bytes, max_seq_len=8192).fits

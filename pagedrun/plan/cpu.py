@@ -89,7 +89,10 @@ class _Ram:
 
     def holds(self, window: int) -> bool:
         needed = math.ceil(window * self.together * self.token_bytes)
-        return needed <= self.for_pages(window) + self.spill and self.buffers(window) + self.states <= self.budget
+        room = self.for_pages(window)
+        # The pages of a step cannot be elsewhere: without room for them nothing spills.
+        spill = self.spill if room >= min(self.batch, window) * self.token_bytes else 0
+        return needed <= room + spill and self.buffers(window) + self.states <= self.budget
 
     def window(self) -> int:
         """As asked for; else the model's own length, halved until it fits about, and then as much as fits."""
@@ -120,7 +123,8 @@ class _Ram:
             return max(short, 1), "RAM"
         context = self.needed(window) - self.weights.ram - rules.PROCESS
         beyond = min(self.spill, math.ceil(window * self.together * self.token_bytes))
-        return max(context - self.budget - beyond, 1), "gpu_memory"
+        step = math.ceil(min(self.batch, window) * self.token_bytes) + self.buffers(window) + self.states
+        return max(context - self.budget - beyond, step - self.budget, 1), "gpu_memory"
 
 
 def cpu_plan(shape: ModelShape, machine: MachineFacts, config: EngineConfig) -> Plan:

@@ -131,7 +131,8 @@ def _watch(room: Room, library: Library) -> Pressure:
 
 
 def _swap(config: EngineConfig, plan: Plan | None, room: Room) -> int:
-    """RAM for pages and snapshots; it is pinned, so where weights are in RAM too it may be less than configured."""
+    """RAM for pages and snapshots: as configured, as far as it is free; on a GPU it is pinned, and the plan knows."""
     if plan is not None and room.on_gpu:
         return plan.swap
-    return max(config.swap_space - room.memory.host, 0)
+    free = machine.memory().available - rules.RAM_MARGIN - (0 if room.on_gpu else room.for_pages)
+    return max(min(config.swap_space - room.memory.host, free), 0)

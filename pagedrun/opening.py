@@ -163,7 +163,8 @@ class Opening:
     def _budget(self) -> int:
         """Bytes that the context may take on the device, beside weights and CUDA itself."""
         if not self.placement.on_gpu:
-            return self.config.gpu_memory or max(self._left // 2, 0)
+            left = max(self._left, 0)
+            return min(self.config.gpu_memory, left) if self.config.gpu_memory else left // 2
         gpus = machine.gpus()
         now = machine.free_memory(gpus).vram
         taken = max(self.free.vram - now, 0)

@@ -127,15 +127,17 @@ def test_pages_are_of_one_layer_where_conversations_will_spill(big: Path, monkey
     assert asked._page_size(2 << 20, 20_480.0) == 64
 
 
-def test_pages_in_ram_are_never_more_than_can_be_pinned(big: Path) -> None:
+def test_pages_in_ram_are_never_more_than_there_is_room_for(big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = types.SimpleNamespace(host=100)
-    on_gpu, on_cpu = (types.SimpleNamespace(on_gpu=gpu, memory=memory) for gpu in (True, False))
+    on_gpu, on_cpu = (types.SimpleNamespace(on_gpu=gpu, memory=memory, for_pages=GIB) for gpu in (True, False))
     config = EngineConfig(swap_space=16 * GIB)
     assert plan_of(big, 6, 64, swap_space=16 * GIB).swap == 16 * GIB
     tight = plan_of(big, 6, 24, swap_space=16 * GIB)
     assert 0 < tight.swap < 8 * GIB
     assert load._swap(config, tight, on_gpu) == tight.swap  # type: ignore[arg-type]
-    assert load._swap(config, None, on_cpu) == 16 * GIB - 100  # type: ignore[arg-type]
+    for available, swap in ((32 * GIB, 16 * GIB - 100), (10 * GIB, 8 * GIB), (GIB, 0)):
+        monkeypatch.setattr(machine, "memory", lambda free=available: machine.Memory(64 * GIB, free))
+        assert load._swap(config, None, on_cpu) == swap  # type: ignore[arg-type]
 
 
 def test_what_does_not_fit_is_refused_before_it_is_loaded(big: Path, monkeypatch: pytest.MonkeyPatch) -> None:

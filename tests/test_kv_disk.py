@@ -388,3 +388,19 @@ def test_many_conversations_take_turns(seed: int) -> None:
     stats = w.manager.stats().disk
     assert stats.written > 9 and stats.read > 9
     assert seed % 2 or not stats.lost
+
+
+def test_of_those_that_are_expected_none_loses_pages_to_the_next() -> None:
+    w = four(device=3, host=9, policy="lru", spill=SpillSettings(prefetch="hybrid", batch=1, per_step=4))
+    b = resting(w, 12)
+    a = resting(w, 8)  # it was bound last, and had to let go
+    c = served(w, 1, 1)
+    w.free(c)
+    assert -1 not in device(w, a)
+    for _ in range(3):
+        w.manager.expect([a, b])
+        w.step()
+        w.validate()
+        assert -1 not in device(w, a)
+    w.manager.expect([b])
+    assert -1 in device(w, a), "by itself it could have had them"

@@ -112,6 +112,7 @@ class KvMachine(RuleBasedStateMachine):
         length = self.world.manager.length(c)
         if share and len(self.world.known) < 8:
             self.world.fork(c, length)
+        length = self.world.manager.length(c)  # sharing reads what is on disk, and a page may be lost there
         self.world.truncate(c, round(length * part))
         self.serve(list(self.world.known).index(c), slot, n, write_back)
 

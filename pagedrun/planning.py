@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,5 @@ def _asked(library: Any, facts: ModelFacts, shape: ModelShape, config: EngineCon
 
 
 def _keep(kept: dict[str, Any], file: Path) -> None:
-    from contextlib import suppress
-
     with suppress(OSError):
         speeds.remember(dict(list(kept.items())[-_KEPT:]), file)

@@ -19,11 +19,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import random
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -137,28 +135,17 @@ def main() -> None:
     parser.add_argument("--pool", type=float, default=4.0, help="GiB of pages to fill")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--state", type=Path, help="where finished rows are kept")
     args = parser.parse_args()
-    state = args.state or bench.RESULTS / f"paged-{args.name}.rows.json"
-    done: dict[str, dict[str, Any]] = json.loads(state.read_text()) if state.exists() else {}
+    kept = bench.Kept(f"paged-{args.name}")
     batch = 2048 if args.gpu else 512
     model = Model(args.model, gpu=args.gpu, kv_types=(args.kv_type,) * 2, batch=batch, threads=args.threads)
 
-    def row(key: str, measure: Any) -> dict[str, Any]:
-        if key not in done:
-            began = time.perf_counter()
-            done[key] = measure()
-            state.parent.mkdir(exist_ok=True)
-            state.write_text(json.dumps(done, indent=1) + "\n")
-            print(f"{key} ({time.perf_counter() - began:.0f} s): {done[key]}", file=sys.stderr, flush=True)
-        return done[key]
-
     rows = []
     for page_size in map(int, args.page_sizes.split(",")):
-        full = row(f"{page_size} full", lambda p=page_size: utilisation(model, p, int(args.pool * 2**30)))
-        eight = row(f"{page_size} eight", lambda p=page_size: {"pages ms at 8": management(model, p)})
+        full = kept.row(f"{page_size} full", lambda p=page_size: utilisation(model, p, int(args.pool * 2**30)))
+        eight = kept.row(f"{page_size} eight", lambda p=page_size: {"pages ms at 8": management(model, p)})
         for depth in map(int, args.depths.split(",")):
-            measured = row(f"{page_size} {depth}", lambda p=page_size, d=depth: speeds(model, p, d, args.rounds))
+            measured = kept.row(f"{page_size} {depth}", lambda p=page_size, d=depth: speeds(model, p, d, args.rounds))
             rows.append({"page_size": page_size, **full, "depth": f"{depth:,}", **measured, **eight})
     notes = [
         f"{args.model.name}, {args.kv_type}, {model.token_bytes:,.0f} bytes of KV per token; tokens per second",

@@ -30,12 +30,6 @@ MOST_UNDER, TOLERANCE = 64 * MIB, 0.03
 ANSWER = 32
 
 
-def used() -> int:
-    """Bytes in use on the first GPU, by anybody."""
-    gpu = machine.gpus()[0]
-    return gpu.vram - gpu.vram_free
-
-
 @contextmanager
 def loaded(path: Path, config: EngineConfig, gpus: Sequence[machine.Gpu]) -> Iterator[tuple[Any, Any]]:
     """A service over a model as every command loads it, and the plan that loading made; None: it made none."""
@@ -58,13 +52,13 @@ def loaded(path: Path, config: EngineConfig, gpus: Sequence[machine.Gpu]) -> Ite
 
 def child(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     """One model in what the ballast left; the plan is the one that loading makes."""
-    before = used()
+    before = bench.in_use(gpu=True)
     gpus = machine.gpus()
     config = EngineConfig(gpu_memory=gpus[0].vram_free, kv_type=args.kv_type, max_seq_len=args.max_seq_len)
     with loaded(path, config, gpus) as (service, plan):
         rows: dict[str, Any] = {"plan": plan_row(plan)}
         rows["speed"] = [speed(service, depth, plan) for depth in args.depths]
-        rows["memory"] = memory_row(plan, service.stats.kv, used() - before)
+        rows["memory"] = memory_row(plan, service.stats.kv, bench.in_use(gpu=True) - before)
     return rows
 
 

@@ -32,7 +32,7 @@ from pagedrun.slots import PagedSettings, PagedSlots
 from pagedrun.slots.pressure import Pressure
 from pagedrun.spilling import measure_bus, spill_settings
 
-# Bytes of pages copied to RAM in the background of a step. Where the pages are in RAM anyway a copy would gain nothing.
+# Bytes of pages copied to RAM while a batch is computed. Where the pages are in RAM anyway a copy would gain nothing.
 _WRITE_BACK = 32 << 20
 
 

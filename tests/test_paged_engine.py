@@ -194,14 +194,25 @@ def test_a_store_that_cannot_make_more_frames_is_a_smaller_one(n_frames: int) ->
 
 
 def test_a_copy_that_fails_in_the_background_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    paged = PagedEngine(device=5, host=20)
-    events = paged.submit("a" * 24, 6)
+    paged = PagedEngine(device=9, host=20)
+    events = paged.submit("a" * 44, 6)
     paged.turn(2)
     assert paged.manager.stats().host.n_bytes == 0  # before the device is nearly full nothing is saved
-    paged.store.fail_ops = {paged.store.n_ops + 3}  # after the page of the next step, the second of what is saved
+    paged.store.fail_ops = {paged.store.n_ops + 4}  # after the two pages of the next step, the second of what is saved
+    paged.turn()
+    assert "could not be saved" in caplog.text
     paged.finish()
-    assert text(events) == expected("a" * 24, 6)
-    assert "could not be saved" in caplog.text and paged.manager.stats().write_backs == 4
+    assert text(events) == expected("a" * 44, 6)
+
+
+def test_pages_are_saved_while_prompts_are_read_as_many_as_the_step_is_long() -> None:
+    """A step of a few tokens would wait for the driver, which makes frames of the host."""
+    paged = PagedEngine(device=9, host=20)
+    paged.submit("a" * 44, 6)
+    paged.turn(3)
+    assert paged.manager.stats().write_backs == 3  # 12 of 16 tokens, four pages in a whole batch
+    paged.turn(4)
+    assert paged.manager.stats().write_backs == 3
 
 
 def test_the_check_of_debug_kv_runs_with_every_step_and_ends_what_it_finds_wrong() -> None:

@@ -27,7 +27,7 @@ from pagedrun.kv.windows import Windows
 
 log = logging.getLogger(__name__)
 
-AHEAD = 256 << 20  # bytes of frames of the host that are made before they are needed
+AHEAD = 64 << 20  # bytes of frames of the host that are made before they are needed
 
 
 class PageMemory:

@@ -29,6 +29,7 @@ class PagedSlots:
         self._settings = settings
         self._failure: EngineError | None = None
         self._others = Others(manager, settings)
+        self._asked = 0  # tokens that the next step computes
         self._of: dict[Slot, ConversationId] = {Slot(i): manager.open() for i in range(runner.limits.max_num_seqs)}
 
     @property
@@ -54,19 +55,17 @@ class PagedSlots:
 
     def room(self, slot: Slot, n_tokens: int, *, spill: bool = False) -> bool:
         """Frames for the tokens, which others' idle pages may have to leave; with spill, its own oldest ones too."""
-        conversation = self._of[slot]
-        if self._manager.append(conversation, n_tokens):
-            return True
-        if not spill or not self._manager.can_spill:
-            return False
-        spilled = self._twice(lambda: self._manager.spill(conversation, n_tokens))
-        if spilled is None:
-            return True  # `ready` says what went wrong; it was not for want of room
-        return spilled and self._manager.append(conversation, n_tokens)
+        there = self._room(self._of[slot], n_tokens, spill=spill)
+        self._asked += n_tokens if there else 0
+        return there
 
     def ready(self) -> None:
-        """Carry out what was decided since the last step; meanwhile full pages are saved to the host."""
+        """Carry out what was decided since the last step; in one that reads a prompt full pages are saved to the host.
+
+        What makes frames of the host keeps the driver busy, which a step of a few tokens would wait for.
+        """
         failure, self._failure = self._failure, None
+        asked, self._asked = self._asked, 0
         if failure is not None:
             raise failure
         self._others.mind()
@@ -76,7 +75,7 @@ class PagedSlots:
         self._settings.pace()
         try:
             if self._manager.nearly_full:
-                self._manager.write_back(self._settings.write_back)
+                self._manager.write_back(self._settings.write_back * asked // self._runner.limits.max_batch_tokens)
         except EngineError as e:  # the step does not need it, and the next flush tries again
             log.warning("pages could not be saved: %s", e)
         self._settings.check()
@@ -145,6 +144,16 @@ class PagedSlots:
     def stats(self) -> KvStats | None:
         """As the manager counts them, with the buffers."""
         return replace(self._manager.stats(), buffer_bytes=self._settings.buffer_bytes)
+
+    def _room(self, conversation: ConversationId, n_tokens: int, *, spill: bool) -> bool:
+        if self._manager.append(conversation, n_tokens):
+            return True
+        if not spill or not self._manager.can_spill:
+            return False
+        spilled = self._twice(lambda: self._manager.spill(conversation, n_tokens))
+        if spilled is None:
+            return True  # `ready` says what went wrong; it was not for want of room
+        return spilled and self._manager.append(conversation, n_tokens)
 
     def _twice(self, operation: Callable[[], bool]) -> bool | None:
         """What an operation answers, tried again when the store fails; None: it failed again, which `ready` raises."""

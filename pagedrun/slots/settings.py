@@ -19,9 +19,10 @@ class PagedSettings:
 
     snapshot_interval: tokens of a prompt between snapshots, for models that cannot go back. max_tokens: what buffers
     outside the pages allow a conversation to have; buffer_bytes: what these take. write_back: full pages that are
-    copied to the host during a step, in the background, so that they can leave without waiting; once the device is
-    nearly full. check: called before and after every step. watch: asked every watch_steps steps how many bytes of the
-    device others need; so many less than none when they have given some back. pace: called before every step.
+    copied to the host while a whole batch is computed, in the background, so that they can leave without waiting; fewer
+    in smaller steps, and only once the device is nearly full. check: called before and after every step. watch: asked
+    every watch_steps steps how many bytes of the device others need; so many less than none when they have given some
+    back. pace: called before every step.
     """
 
     snapshot_interval: int

@@ -33,6 +33,7 @@ PREFETCH = ("hybrid", "sequential", "associative", "off")
 _SIZES = ("gpu_memory", "swap_space", "disk_space")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
+ROPE_SCALING = ("none", "yarn")
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 
 _KNOWN = {
@@ -43,6 +44,7 @@ _KNOWN = {
     "policy": POLICIES,
     "spill": SPILL,
     "prefetch_mode": PREFETCH,
+    "rope_scaling": ROPE_SCALING,
 }
 #: The least and the most; None: no most.
 _RANGES: dict[str, tuple[int, int | None]] = {
@@ -69,6 +71,8 @@ class EngineConfig:
     prefill_chunk: while others are generating, a prompt is read this many tokens a step.
     threads: CPU threads; 0 means the physical cores.
     gpu_layers: layers on the GPU; -1 lets llama.cpp fit as many as free VRAM holds.
+    rope_scaling: "yarn" lets max_seq_len be more than the model was trained for, by scaling positions by as much;
+        up to that nothing is scaled. "none": it may not be more.
     kv_type: number format of the KV cache; kv_type_k, kv_type_v: of its keys or values alone, where they differ.
     paging: whether the KV cache is paged: "on", "off", or "auto", which is on where the model allows it.
     page_size: tokens in a page, roughly, and no more than a conversation holds; 0 picks what suits the device.
@@ -92,6 +96,7 @@ class EngineConfig:
     prefill_chunk: int = 256
     threads: int = 0
     gpu_layers: int = -1
+    rope_scaling: str = "none"
     kv_type: str = "f16"
     kv_type_k: str = ""
     kv_type_v: str = ""

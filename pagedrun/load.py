@@ -12,10 +12,10 @@ from pagedrun import machine
 from pagedrun.chat import ChatTemplates
 from pagedrun.config import EngineConfig
 from pagedrun.engine import Engine
-from pagedrun.errors import ModelError, NotEnoughMemoryError
+from pagedrun.errors import ModelError, NotEnoughMemoryError, UsageError
 from pagedrun.gguf_file import KvFacts, ModelFacts, read_facts, why_no_text
 from pagedrun.kv import Budget, DiskSpace, PageManager, validate
-from pagedrun.memory import check_seq_len, check_weights
+from pagedrun.memory import check_weights
 from pagedrun.native.door import Door
 from pagedrun.native.library import Library, load
 from pagedrun.native.model import NativeModel, OnBytes
@@ -27,6 +27,7 @@ from pagedrun.opening import Opening
 from pagedrun.paths import spill_dir
 from pagedrun.plan import Plan, rules, shape_of, text
 from pagedrun.planning import machine_facts, plan_model
+from pagedrun.rope import yarn_of
 from pagedrun.service import Service
 from pagedrun.slots import PagedSettings, PagedSlots
 from pagedrun.slots.pressure import Pressure
@@ -56,6 +57,7 @@ def load_service(
     facts = read_facts(path)
     if what := why_no_text(facts):
         raise ModelError(f"{path.name} does not generate text: it is {what}", hint="what else is here: pagedrun list")
+    yarn = yarn_of(facts, config)
     library = load()
     library.log.verbose = verbose
     gpus = machine.gpus() if config.gpu_layers != 0 and library.llama.llama_supports_gpu_offload() else []
@@ -64,9 +66,13 @@ def load_service(
     if plan is None:
         check_weights(path.name, facts.file_size, free)
     door = Door(library.common)
-    placement = Placement(library.llama, door, path, config, plan=plan, free_vram=free.vram)
+    placement = Placement(library.llama, door, path, config, plan=plan, free_vram=free.vram, yarn=yarn)
     model = NativeModel(library, path, placement.model_params, on_progress)
     try:
+        if yarn is not None and not model.has_rope:
+            raise UsageError(
+                f"{path.name} has no positions that could be scaled", hint=f"use --max-seq-len {facts.context} or less"
+            )
         info = model.info(gpus[0].name if placement.on_gpu and gpus else "CPU")
         templates = ChatTemplates(door, model.pointer, chat_template)
         opened = Opening(model, info, facts.kv or KvFacts(), placement, config, free).open()
@@ -84,11 +90,10 @@ def load_service(
 def _plan(facts: ModelFacts, config: EngineConfig, gpus: Sequence[machine.Gpu], library: Library) -> Plan | None:
     """What goes where; None where llama.cpp decides: without a GPU, with several, and for architectures not known.
 
-    Raises UsageError for a context that the model has not, NotEnoughMemoryError for a plan that does not fit.
+    Raises NotEnoughMemoryError for a plan that does not fit.
     """
     if len(gpus) != 1 or not shape_of(facts).known:
         return None
-    check_seq_len(facts.name, config.max_seq_len, facts.context or config.max_seq_len)
     found = machine_facts(facts.parts[0], config, gpus)
     plan = plan_model(facts, config, found, library).plan
     if not plan.fits:

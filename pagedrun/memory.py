@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from pagedrun.errors import NotEnoughMemoryError, UsageError
+from pagedrun.errors import NotEnoughMemoryError
 from pagedrun.units import size
 
 #: Bytes per element of the KV formats: block bytes / block elements (ggml-common.h).
@@ -59,15 +59,6 @@ def check_context(weights: int, kv: int, free: FreeMemory) -> None:
             f"the context needs {size(kv)} beside {size(weights)} of weights, "
             f"and {size(free.total)} are free{_split(free)}",
             hint="lower --max-seq-len (or max_num_seqs in the settings file), or use --kv-type q8_0",
-        )
-
-
-def check_seq_len(name: str, asked: int, most: int) -> None:
-    """Raises UsageError when conversations are to be longer than the model was trained for."""
-    if asked > most:
-        raise UsageError(
-            f"{name} was trained for {most:,} tokens, and max_seq_len is {asked:,}",
-            hint=f"use --max-seq-len {most} or less",
         )
 
 

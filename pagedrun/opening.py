@@ -16,7 +16,7 @@ from pagedrun import machine
 from pagedrun.config import EngineConfig
 from pagedrun.errors import NotEnoughMemoryError, UsageError
 from pagedrun.gguf_file import KvFacts
-from pagedrun.memory import OVERHEAD_BYTES, FreeMemory, check_context, check_seq_len, default_seq_len
+from pagedrun.memory import OVERHEAD_BYTES, FreeMemory, check_context, default_seq_len
 from pagedrun.model import ModelInfo
 from pagedrun.native.context import NativeContext
 from pagedrun.native.frames import PagesDoor
@@ -187,7 +187,6 @@ class Opening:
     def _seq_len(self, n_seqs: int, left: int) -> int:
         """Tokens of a conversation: as asked for, or so many that `n_seqs` take half of what is left."""
         asked, most = self.config.max_seq_len, self.info.n_ctx_train
-        check_seq_len(self.info.name, asked, most)
         if self.placement.plan is not None and self.placement.on_gpu:
             return self.placement.plan.settings.max_seq_len
         return (

@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from pagedrun.cli import console
-from pagedrun.config import KV_TYPES, PREFETCH, SPILL, EngineConfig, load_config
+from pagedrun.config import KV_TYPES, PREFETCH, ROPE_SCALING, SPILL, EngineConfig, load_config
 from pagedrun.errors import ParameterError, UsageError
 from pagedrun.paths import expanded
 from pagedrun.sampling import SamplingParams
@@ -136,6 +136,10 @@ class EngineOptions:
     max_seq_len: Annotated[
         int | None, _engine("-c --max-seq-len", "Context size in tokens; 0: what the model and memory allow.")
     ] = None
+    rope_scaling: Annotated[
+        str | None,
+        _engine("--rope-scaling", f"For more tokens than the model was trained for: {', '.join(ROPE_SCALING)}.", "HOW"),
+    ] = None
     threads: Annotated[int | None, _engine("-t --threads", "CPU threads; 0: one per physical core.")] = None
     gpu_layers: Annotated[int | None, _engine("--gpu-layers", "Layers on the GPU; 0: none, -1: as many as fit.")] = None
     kv_type: Annotated[
@@ -176,8 +180,8 @@ class EngineOptions:
     def settings(self) -> EngineConfig:
         """The engine settings in force. Raises UsageError."""
         names = (
-            "max_seq_len", "max_num_seqs", "threads", "gpu_layers", "kv_type", "gpu_memory", "swap_space", "disk_space",
-            "spill", "prefetch_mode", "debug_kv",
+            "max_seq_len", "rope_scaling", "max_num_seqs", "threads", "gpu_layers", "kv_type", "gpu_memory",
+            "swap_space", "disk_space", "spill", "prefetch_mode", "debug_kv",
         )  # fmt: skip
         flags = {name: getattr(self, name) for name in names}
         return load_config(flags, file=self.config)

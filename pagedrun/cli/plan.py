@@ -86,15 +86,15 @@ def _planned(located: LocatedModel, engine: PlanOptions) -> Planned:
     from pagedrun.errors import ModelError
     from pagedrun.gguf_file import read_facts, why_no_text
     from pagedrun.hub.verify import explained
-    from pagedrun.memory import check_seq_len
     from pagedrun.planning import machine_facts, plan_model
+    from pagedrun.rope import yarn_of
 
     config = engine.settings()
     with explained(located.path):
         facts = read_facts(located.path)
     if what := why_no_text(facts):
         raise ModelError(f"{located.name} does not generate text: it is {what}", hint=_OTHERS)
-    check_seq_len(located.name, config.max_seq_len, facts.context or config.max_seq_len)
+    yarn_of(facts, config, name=located.name)
     gpus = machine.gpus() if config.gpu_layers != 0 else []
     supposed = config.gpu_memory if engine.gpu_memory and config.gpu_layers != 0 else 0
     found = machine_facts(located.path, config, gpus, supposed=supposed, probe=True)
@@ -170,9 +170,12 @@ def _show_rams(planned: Planned, others: Sequence[WithRam]) -> None:
 
 def _notes(planned: Planned) -> Iterator[str]:
     """What one may have meant otherwise."""
+    from pagedrun.rope import scaling_text
     from pagedrun.units import size
 
     config, machine, plan = planned.config, planned.machine, planned.plan
+    if scaled := scaling_text(config, planned.shape.n_ctx_train):
+        yield scaled
     if machine.vram and config.gpu_layers and not plan.settings.gpu_layers:
         yield f"not one layer fits {size(machine.vram)} of VRAM: everything is computed on the CPU"
     if not plan.vram and config.gpu_memory > (there := plan.context):

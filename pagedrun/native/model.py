@@ -12,6 +12,8 @@ from pagedrun.errors import ModelFileError, NotEnoughMemoryError
 from pagedrun.model import ModelInfo
 from pagedrun.native.library import Library
 
+_ROPE_NONE = -1  # llama_rope_type
+
 OnBytes = Callable[[int, int], None]  # (bytes loaded, bytes in all)
 
 # llama_model_meta_key in llama.h -> our name and type
@@ -81,6 +83,11 @@ class NativeModel:
         if self.pointer:
             self._llama.llama_model_free(self.pointer)
             self.pointer = None
+
+    @property
+    def has_rope(self) -> bool:
+        """Whether a position is a rotation (RoPE)."""
+        return bool(self._llama.llama_model_rope_type(self.pointer) != _ROPE_NONE)
 
     def meta(self, key: str) -> str | None:
         """A scalar of the GGUF's metadata as text, or None."""

@@ -19,6 +19,7 @@ from pagedrun.native.context import GGML_TYPES
 from pagedrun.native.door import Door, FitHandle
 from pagedrun.native.override import Overrides
 from pagedrun.plan import Plan, rules
+from pagedrun.rope import Yarn
 
 _FLASH_ATTENTION_ON = 1  # llama_flash_attn_type; the default is -1, automatic
 _LOAD_NONE, _LOAD_MMAP = 0, 1  # llama_load_mode; without a mapping, weights in RAM are in memory that is pinned
@@ -31,9 +32,20 @@ class Placement:
     """Model and context parameters. Keep it alive until the model is loaded: llama.cpp reads its arrays then."""
 
     def __init__(
-        self, llama: Any, door: Door, path: Path, config: EngineConfig, *, plan: Plan | None = None, free_vram: int = 0
+        self,
+        llama: Any,
+        door: Door,
+        path: Path,
+        config: EngineConfig,
+        *,
+        plan: Plan | None = None,
+        free_vram: int = 0,
+        yarn: Yarn | None = None,
     ) -> None:
-        """plan: what was decided; None leaves it to llama.cpp. free_vram: before anything is loaded, for gpu_memory."""
+        """plan: what was decided; None leaves it to llama.cpp. free_vram: before anything is loaded, for gpu_memory.
+
+        yarn: how positions are scaled; None: as the file has them.
+        """
         self._llama = llama
         self.plan = plan
         self.model_params = llama.llama_model_default_params()
@@ -42,6 +54,8 @@ class Placement:
         if plan is not None:
             self.on_gpu = plan.settings.gpu_layers > 0
         self._fill_context(config)
+        if yarn is not None:
+            yarn.fill(self.context_params)
         self._fit: FitHandle | None = None
         if plan is not None:
             self._follow(plan)

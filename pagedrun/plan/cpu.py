@@ -16,6 +16,7 @@ from pagedrun.plan import pages, rules
 from pagedrun.plan.buffers import Reckoned
 from pagedrun.plan.layers import Weights
 from pagedrun.plan.machine import MachineFacts
+from pagedrun.plan.reasons import scaled
 from pagedrun.plan.result import Item, Plan, Settings
 from pagedrun.plan.shape import ModelShape
 from pagedrun.plan.speed import Predictor
@@ -147,7 +148,7 @@ def cpu_plan(shape: ModelShape, machine: MachineFacts, config: EngineConfig) -> 
         kv=kv,
         context=ram.budget,
         speeds=Predictor(ram.weights, machine, kv, ram.batch).up_to(window),
-        reasons=(_WHY_GIVEN if config.gpu_memory else _WHY,),
+        reasons=(_WHY_GIVEN if config.gpu_memory else _WHY, *scaled(config, shape)),
         missing=missing,
         missing_in=missing_in,
         ram_needed=ram.needed(least),

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from pagedrun.config import EngineConfig
 from pagedrun.plan import rules
 from pagedrun.plan.need import Choice, Needs
 from pagedrun.plan.result import KvPlan
+from pagedrun.plan.shape import ModelShape
+from pagedrun.rope import scaling_text
 from pagedrun.units import count, size
 
 
 def reasons(needs: Needs, choice: Choice, kv: KvPlan) -> tuple[str, ...]:
     """For each decision one sentence or two."""
-    return tuple(text for text in (*_weights(needs, choice), *_context(needs, choice, kv)) if text)
+    texts = (*_weights(needs, choice), *_context(needs, choice, kv), *scaled(needs.config, needs.shape))
+    return tuple(text for text in texts if text)
+
+
+def scaled(config: EngineConfig, shape: ModelShape) -> list[str]:
+    """That positions are scaled, where they are."""
+    text = scaling_text(config, shape.n_ctx_train)
+    return [f"{text[0].upper()}{text[1:]}."] if text else []
 
 
 def _weights(needs: Needs, choice: Choice) -> list[str]:

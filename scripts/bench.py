@@ -69,11 +69,21 @@ class Kept:
         """The row of that name, measured unless it is there."""
         if key not in self.rows:
             began = time.perf_counter()
-            self.rows[key] = measure()
+            self.rows[key] = measure() | {"at": _now()}
             RESULTS.mkdir(exist_ok=True)
             self._file.write_text(json.dumps(self.rows, indent=1) + "\n")
             print(f"{key} ({time.perf_counter() - began:.0f} s): {self.rows[key]}", file=sys.stderr, flush=True)
         return self.rows[key]
+
+    @property
+    def note(self) -> str:
+        """When all of it was measured."""
+        times = sorted(str(row.get("at", "")) for row in self.rows.values())
+        return f"measured from {times[0]} to {times[-1]}" if times and times[0] != times[-1] else ""
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
@@ -84,7 +94,7 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 def write(name: str, title: str, rows: list[dict[str, Any]], *, notes: Sequence[str] = (), **more: Any) -> None:
     """Write `results/NAME.json` and `results/NAME.md`, and print the table."""
     RESULTS.mkdir(exist_ok=True)
-    date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    date = _now()
     command = shlex.join(["python", f"scripts/{Path(sys.argv[0]).name}", *(_neutral(a) for a in sys.argv[1:])])
     facts = machine()
     record = {
@@ -93,14 +103,22 @@ def write(name: str, title: str, rows: list[dict[str, Any]], *, notes: Sequence[
         "command": command,
         "machine": facts,
         "rows": rows,
-        "notes": list(notes),
+        "notes": [note for note in notes if note],
         **more,
     }
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
     where = ", ".join(
         str(v) for v in (facts["cpu"], f"{facts['cores']} cores", f"{facts['ram_gib']} GiB", facts["gpu"]) if v
     )
-    lines = [f"# {title}", "", f"{date}; {where}; `{command}`", "", *table(rows), "", *(f"- {note}" for note in notes)]
+    lines = [
+        f"# {title}",
+        "",
+        f"{date}; {where}; `{command}`",
+        "",
+        *table(rows),
+        "",
+        *(f"- {note}" for note in notes if note),
+    ]
     text = "\n".join(lines).rstrip() + "\n"
     (RESULTS / f"{name}.md").write_text(text)
     print(text)

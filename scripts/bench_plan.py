@@ -9,7 +9,7 @@ written, not computed. The deepest context is full: it ends with the tokens that
 --seconds    for each size: a candidate is only begun while there is time. What was measured is kept in
              results/plan-NAME.rows.json, and a further run goes on with the next
 Passes (exit 0) if everything was measured, plans stay inside their size and take what was predicted, and at each depth
-they decode as fast as the best of llama.cpp's, ties being within 2 %.
+they decode as fast as the best of llama.cpp's with a context as long, ties being within 2 %.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ NO_ROOM = 3  # exit code of a candidate that does not fit
 NEEDED = 25.0  # seconds that a candidate is not begun without
 MOST = 120.0  # seconds that one may take
 OUT_OF_MEMORY = ("out of memory", "failed to allocate", "unable to allocate", "cudaMalloc failed")
+TWIN = "twin"  # llama.cpp over the weights that a plan placed
 HERE = Path(__file__).parent
 
 
@@ -44,22 +45,33 @@ def candidates(depths: list[int], rows: Callable[[], dict[str, dict[str, Any]]])
     """The important ones first. rows: what was measured until then, as some depend on others."""
     shallow, *between, deep = sorted(depths)
     yield "plan"
+    plan = rows().get("plan", {})
+    if "experts" in plan:  # there was time for the plan, and it did not fail
+        layers, most = plan["experts"], plan["layers"]
+        around = (layers - 2, layers + 2 if layers + 2 <= most else layers - 1)
+        yield from (f"ncmoe:{n}" for n in (*(() if TWIN in rows() else (layers,)), *around) if n >= 0)
     yield f"fit:{deep}"
-    yield f"fit:{shallow}"
-    layers = rows().get("plan", {}).get("experts")
-    if layers is not None:  # there was time for the plan, and it did not fail
-        yield f"ncmoe:{layers}"
-        if f"decode {deep}" not in rows().get(f"ncmoe:{layers}", {}):
-            yield "tuned"
-        yield f"ncmoe:{layers + 2}"
-        yield f"ncmoe:{max(layers - 2, 0)}"
+    yield f"plan:{least(shallow)}"
+    yield f"fit:{least(shallow)}"
     yield from (f"fit:{depth}" for depth in between)
 
 
+def least(depth: int) -> int:
+    """The context that somebody asks for who wants so many tokens: 4,096 at least, as llama.cpp's fitting does."""
+    return max(depth, 4096)
+
+
 def of_size(kept: bench.Kept, gib: str) -> dict[str, dict[str, Any]]:
-    """The rows of one size, by candidate."""
-    parts = ((key.partition(" "), row) for key, row in kept.rows.items())
-    return {candidate: row for (size, _, candidate), row in parts if size == gib}
+    """The rows of one size, by candidate; what a plan's process measured of llama.cpp is a row too."""
+    rows: dict[str, dict[str, Any]] = {}
+    for key, row in kept.rows.items():
+        size, _, candidate = key.partition(" ")
+        if size != gib:
+            continue
+        rows[candidate] = row
+        if "twin" in row:
+            rows[candidate.replace("plan", TWIN)] = row["twin"] | {"experts": row["experts"]}
+    return rows
 
 
 @dataclass
@@ -89,6 +101,7 @@ class Size:
             sys.executable, str(HERE / "bench_plan.py"), str(args.model), "--child", candidate,
             "--kv-type", args.kv_type, "--depths", *map(str, args.depths), "--rounds", str(args.rounds),
             "--threads", str(args.threads), *(["--cpu"] if args.cpu else []), *(["--whole"] if args.whole else []),
+            *([] if args.twin else ["--no-twin"]),
         ]  # fmt: skip
         found, code, errors = start(command, min(left, MOST))
         row = found | {"seconds": time.perf_counter() - began}
@@ -132,6 +145,8 @@ def name_of(candidate: str, row: dict[str, Any]) -> str:
         return "pagedrun" + (f", --max-seq-len {int(number):,}" if number else "")
     if kind == "fit":
         return f"llama.cpp, --fit for {int(number):,} tokens"
+    if kind == TWIN:
+        return f"llama.cpp, -ncmoe {row['experts']}, as planned, in turn with it"
     return f"llama.cpp, -ncmoe {row.get('experts', number)}" + (", the fewest" if kind == "tuned" else "")
 
 
@@ -147,19 +162,20 @@ def shown(gib: str, candidate: str, row: dict[str, Any], depths: list[int]) -> d
 
 
 def verdicts(gib: str, rows: dict[str, dict[str, Any]], depths: list[int]) -> Iterator[tuple[bool, str]]:
-    """At each depth the plan against the best of llama.cpp's, without flags and with the depth asked for."""
-    others = {c: row for c, row in rows.items() if not c.startswith("plan")}
-    for depth in depths:
-        key = f"decode {depth}"
-        best = max((c for c in others if key in others[c]), key=lambda c: others[c][key], default=None)
-        if best is None:
-            continue
-        for candidate in (c for c in rows if c.startswith("plan")):
-            ratio = rows[candidate].get(key, 0.0) / others[best][key]
-            text = (
-                f"{gib} GiB, {depth:,} tokens: {name_of(candidate, rows[candidate])} decodes {ratio:.2f} times as fast"
-            )
-            yield ratio >= 1 - TIE, f"{text} as {name_of(best, others[best])}, the best of llama.cpp's"
+    """At each depth a plan against the best of llama.cpp's whose context is as long."""
+    for candidate in (c for c in rows if c.startswith("plan") and "context" in rows[c]):
+        plan = rows[candidate]
+        others = {
+            c: r for c, r in rows.items() if not c.startswith("plan") and r.get("context", 0) >= plan["context"] - 256
+        }
+        for depth in depths:
+            key = f"decode {depth}"
+            best = max((c for c in others if key in others[c]), key=lambda c: others[c][key], default=None)
+            if best is None or key not in plan:
+                continue
+            ratio = plan[key] / others[best][key]
+            text = f"{gib} GiB, {depth:,} tokens: {name_of(candidate, plan)} decodes {ratio:.3f} times as fast"
+            yield ratio >= 1 - TIE, f"{text} as {name_of(best, others[best])}, the best of llama.cpp's of that context"
 
 
 def report(args: argparse.Namespace, kept: bench.Kept) -> bool:
@@ -180,11 +196,13 @@ def report(args: argparse.Namespace, kept: bench.Kept) -> bool:
     if lines:
         notes += [
             f"{args.model.name}, {args.kv_type}; the deepest context is full: it ends with what is measured",
-            f"medians of {args.rounds}: 32 tokens decoded, without sampling; 2,048 read",
+            f"medians of {args.rounds} (plans and what is in turn with them: of {2 * args.rounds}): 32 tokens decoded, "
+            "without sampling; 2,048 read",
             "pagedrun has the whole size" if args.whole else "pagedrun leaves 512 MiB free, as it does without flags",
             "KV in RAM: of the deepest context, read from there in every step",
             "peak MiB: of the driver's figures, after each measurement; --fit: with the settings of llama-server; "
             "-ncmoe: weights in RAM are pinned, and the context is as long as fits",
+            kept.note,
         ]
         bench.write(
             f"plan-{args.name}", f"The plan against llama.cpp's own placements ({args.name})", lines, notes=notes
@@ -208,6 +226,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--whole", action="store_true", help="gpu_memory is the whole size; else pagedrun leaves 512 MiB"
     )
+    parser.add_argument("--no-twin", dest="twin", action="store_false", help="llama.cpp in processes of its own only")
     parser.add_argument("--report", action="store_true", help="measure nothing, write what was kept")
     parser.add_argument("--name", default="gpu")
     parser.add_argument("--within", action="store_true", help=argparse.SUPPRESS)

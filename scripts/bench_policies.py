@@ -212,6 +212,7 @@ def main() -> None:
         f"medians of {args.repeat}"
         if args.repeat > 1
         else "single runs: counts repeat, seconds do not where others work",
+        kept.note,
     ]
     bench.write(f"policies-{args.name}", f"Prefetching and replacement ({args.name})", rows, notes=notes)
 
@@ -219,7 +220,7 @@ def main() -> None:
 def row(share: str, prefetch: str, policy: str, found: dict[str, Any]) -> dict[str, Any]:
     """One line of the table."""
     shown = {"of the pages": share, "prefetch": prefetch, "policy": policy}
-    figures = {name: value for name, value in found.items() if name != "pages"}
+    figures = {name: value for name, value in found.items() if name not in ("pages", "at")}
     figures["hit rate"] = f"{found['hit rate']:.1%}"
     return shown | figures
 

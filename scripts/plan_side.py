@@ -1,6 +1,7 @@
 """One placement of a model, measured in a process of its own: what `bench_plan.py` starts for each of its candidates.
 
-plan         as every command loads a model: the plan, pages, spilling; plan:N with --max-seq-len N
+plan         as every command loads a model: the plan, pages, spilling; plan:N with --max-seq-len N. Then llama.cpp's
+             own cache over the same weights, where they are, and both once more: machines drift, processes differ
 fit:N        llama.cpp's own fitting with llama-server's settings (1,024 MiB left, batches of 512), to go on at N tokens
 ncmoe:K      routed experts of the first K layers in RAM, pinned, all else in VRAM; as many tokens as then fit
 tuned        the same with the fewest such layers with which the longest context fits
@@ -20,26 +21,33 @@ from pathlib import Path
 from typing import Any
 
 import bench
-import plan_check
 from bench_spill import AHEAD, DECODED, PREFILLED, Deep, seconds
-from paged_side import FLASH_ATTENTION_ON, LOAD_NONE, SLOT, Stock, tokens_of
+from paged_side import FLASH_ATTENTION_ON, LOAD_NONE, tokens_of
+from plan_check import memory_row
+from served import Served
 
+from pagedrun import load as loading
 from pagedrun import machine
 from pagedrun.config import EngineConfig
 from pagedrun.errors import NotEnoughMemoryError
-from pagedrun.gguf_file import read_facts
+from pagedrun.gguf_file import KvFacts, read_facts
 from pagedrun.native.door import Door
 from pagedrun.native.frames import PagesDoor
 from pagedrun.native.library import load
 from pagedrun.native.model import NativeModel
 from pagedrun.native.override import Overrides
+from pagedrun.native.paging import whole
 from pagedrun.native.placement import Placement
+from pagedrun.native.runner import NativeRunner
+from pagedrun.opening import Opening
 from pagedrun.plan import rules, shape_of
+from pagedrun.planning import machine_facts
 
 MIB = 1 << 20
 FIT_MARGIN, FIT_MIN_CONTEXT = 1024 * MIB, 4096  # what llama-server has when nobody says otherwise
 BATCH, UBATCH = 2048, 512  # the same
-PREFILL_SECONDS = 3.0  # reading 2,048 tokens is repeated as long as this is not over
+PREFILL_SECONDS = 2.0  # reading 2,048 tokens is repeated as long as this is not over
+PASSES = 2  # of a plan and of llama.cpp over its weights, in turn
 
 
 @dataclass(frozen=True)
@@ -87,45 +95,6 @@ class Watch:
         return 0 if self._cpu else bench.in_use(gpu=True)
 
 
-class Served(Stock):
-    """What loading made for a service, without the sampling: tokens in, logits out."""
-
-    def __init__(self, service: Any) -> None:
-        engine = service._engine
-        self.slots, self.context = engine._slots, engine.runner._context
-        self.batch = engine.runner.limits.max_batch_tokens
-        self._door = PagesDoor(load().llama._lib)
-        self.slots.resume(SLOT, 0)
-
-    def reset(self, length: int) -> None:
-        """The slot has `length` tokens: pages are taken for them as for any, but nobody computes the rows."""
-        manager, conversation = self.slots._manager, self.slots._of[SLOT]
-        if manager.length(conversation) > length:
-            manager.truncate(conversation, length)
-        while (missing := length - manager.length(conversation)) > 0:
-            self._prepare(n := min(self.batch, missing))
-            self.slots.computed(SLOT, n)
-        self.context.forget(SLOT)
-        if length and not self._door.c.bind(self.context.pointer, SLOT, length, None):
-            raise RuntimeError("the slot does not hold so many tokens")
-
-    @property
-    def cold(self) -> float:
-        """Share of the pages that every step reads from RAM."""
-        stats = self.slots.stats()
-        return stats.spill.cold / max(stats.pages, 1) if stats else 0.0
-
-    def step(self, tokens: tuple[int, ...], start: int) -> None:
-        self._prepare(len(tokens))
-        super().step(tokens, start)
-        self.slots.computed(SLOT, len(tokens))
-
-    def _prepare(self, n: int) -> None:
-        if not self.slots.room(SLOT, n, spill=True):
-            raise MemoryError("the pages do not fit")
-        self.slots.ready()
-
-
 @dataclass
 class Placed:
     """What `Deep` needs of a model: one that llama.cpp placed, or somebody by hand."""
@@ -136,16 +105,19 @@ class Placed:
     batch: int = BATCH
 
 
-def measure(side: Any, depths: Sequence[int], wish: Wish, watch: Watch) -> None:
-    """Decode and prefill at these depths, told one by one."""
+def measure(side: Any, depths: Sequence[int], wish: Wish, watch: Watch, found: dict[str, list[float]]) -> None:
+    """Decode, and for the first time prefill, at these depths, added to what was found, and told one by one."""
     for i, depth in enumerate(depths):
         at = wish.at(depth)
         side.reset(at)
         seconds(side, at, 1, 8, 1)  # warm
-        say(**{f"decode {depth}": 1 / seconds(side, at, 1, DECODED, wish.args.rounds)}, **peak(watch))
+        for _ in range(wish.args.rounds):
+            found.setdefault(f"decode {depth}", []).append(1 / seconds(side, at, 1, DECODED, 1))
         if isinstance(side, Served):
             say(**{f"cold {depth}": side.cold})
-        say(**{f"prefill {depth}": PREFILLED / prefill(side, at, wish.args.rounds, cold=i == 0)}, **peak(watch))
+        if f"prefill {depth}" not in found:
+            found[f"prefill {depth}"] = [PREFILLED / prefill(side, at, wish.args.rounds, cold=i == 0)]
+        say(**peak(watch))
 
 
 def prefill(side: Any, depth: int, rounds: int, *, cold: bool) -> float:
@@ -166,9 +138,14 @@ def peak(watch: Watch) -> dict[str, float]:
     return {"peak MiB": watch.peak / MIB}
 
 
+def medians(found: dict[str, list[float]]) -> dict[str, float]:
+    """Of all rounds."""
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
 def planned(wish: Wish, max_seq_len: int) -> None:
-    """pagedrun, as every command loads a model."""
-    watch, gpus = Watch(wish), [] if wish.args.cpu else machine.gpus()
+    """pagedrun, as every command loads a model, and llama.cpp over the same weights, in turn."""
+    watch, gpus, library = Watch(wish), [] if wish.args.cpu else machine.gpus(), load()
     config = EngineConfig(
         gpu_memory=gpus[0].vram_free if gpus and wish.args.whole else 0,
         gpu_layers=0 if wish.args.cpu else -1,
@@ -176,16 +153,42 @@ def planned(wish: Wish, max_seq_len: int) -> None:
         max_seq_len=max_seq_len,
         threads=wish.args.threads,
     )
-    began = time.perf_counter()
-    with plan_check.loaded(wish.path, config, gpus) as (service, plan):
-        say(**{"load s": time.perf_counter() - began, "context": service.limits.max_seq_len})
-        say(experts=len(plan.settings.ram_experts) if plan is not None else 0)
-        if plan is not None:
+    machine_facts(wish.path, config, gpus, probe=True)  # in a process of its own; what it finds is remembered
+    began, free, facts = time.perf_counter(), machine.free_memory(gpus), read_facts(wish.path)
+    plan = loading._plan(facts, config, gpus, library)
+    placement = Placement(library.llama, Door(library.common), wish.path, config, plan=plan, free_vram=free.vram)
+    native = NativeModel(library, wish.path, placement.model_params)
+    ours: dict[str, list[float]] = {}
+    theirs: dict[str, list[float]] = {}
+    for i in range(PASSES):
+        opened = Opening(native, native.info(""), facts.kv or KvFacts(), placement, config, free).open()
+        if opened.room is None:
+            raise RuntimeError("this model's KV cache cannot be paged")
+        door, limits, room = Door(library.common), opened.limits, opened.room
+        runner = NativeRunner(native, opened.context, door, limits, can_rewind=False, frames=room.frames)
+        side = Served(runner, loading._paged(runner, room, config, plan, library))
+        if not i:
+            say(**{"load s": time.perf_counter() - began, "context": limits.max_seq_len})
+            say(experts=len(plan.settings.ram_experts) if plan is not None else 0, layers=len(shape_of(facts).layers))
+        depths = [d for d in wish.depths if wish.context(d) <= whole(limits.max_seq_len)]
+        measure(side, depths, wish, watch, ours)
+        say(**medians(ours))
+        if plan is not None and not i:
+            say(memory=memory_row(plan, side.slots.stats(), watch.note()))
             say(**{f"predicted {s.depth}": s.decode for s in plan.speeds})
-        side = Served(service)
-        measure(side, wish.depths, wish, watch)
-        if plan is not None:
-            say(memory=plan_check.memory_row(plan, side.slots.stats(), watch.note()))
+        side.close()
+        if wish.args.twin:
+            twin(wish, native, limits.max_seq_len, theirs)
+
+
+def twin(wish: Wish, native: NativeModel, max_seq_len: int, found: dict[str, list[float]]) -> None:
+    """llama.cpp's own cache over weights that a plan placed, of the same length."""
+    placement, _, library = stock(wish, max_seq_len)
+    side = Deep(Placed(placement, native, PagesDoor(library.llama._lib)), max_seq_len - AHEAD)  # type: ignore[arg-type]
+    depths = [d for d in wish.depths if wish.context(d) <= max_seq_len]
+    measure(side, depths, wish, Watch(wish), found)
+    side.close()
+    say(twin=medians(found) | {"context": max_seq_len})
 
 
 def stock(wish: Wish, n_tokens: int) -> tuple[Placement, Door, Any]:
@@ -213,7 +216,9 @@ def run(wish: Wish, watch: Watch, library: Any, placement: Placement, depths: Se
     native = NativeModel(library, wish.path, placement.model_params)
     side = Deep(Placed(placement, native, PagesDoor(library.llama._lib)), n_tokens - AHEAD)  # type: ignore[arg-type]
     say(**{"load s": time.perf_counter() - began, "context": n_tokens})
-    measure(side, [d for d in depths if wish.context(d) <= n_tokens], wish, watch)
+    found: dict[str, list[float]] = {}
+    measure(side, [d for d in depths if wish.context(d) <= n_tokens], wish, watch, found)
+    say(**medians(found))
     side.close()
     native.close()
 

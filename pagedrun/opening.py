@@ -8,6 +8,7 @@ Without a GPU both are RAM: weights are beside gpu_memory then, and everything b
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +28,10 @@ from pagedrun.plan import rules
 from pagedrun.step import RunnerLimits
 from pagedrun.units import size
 
+log = logging.getLogger(__name__)
+
 _NO_LIMIT = 1 << 62  # bytes
+_NO_VMM = "this driver has no virtual memory management"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +55,23 @@ class Opening:
     free: FreeMemory
 
     def open(self) -> Opened:
-        """The context, paged where that is wanted and possible.
+        """The context, paged where that is wanted and possible. A warning says where only the driver is in the way.
 
         Raises NotEnoughMemoryError, and UsageError for settings that do not fit the model.
         """
-        if self.config.paging != "off" and (opened := self._paged()):
+        if self.config.paging == "off":
+            return self._plain()
+        if opened := self._paged():
             return opened
+        lacking = self.kv.full_layers and not self._granularity
         if self.config.paging == "on":
+            why = f": {_NO_VMM}" if lacking else ""
             raise UsageError(
-                f"the KV cache of {self.info.name} cannot be paged here",
+                f"the KV cache of {self.info.name} cannot be paged here{why}",
                 hint="use paging auto or off in the settings",
             )
+        if lacking:
+            log.warning("the KV cache is not paged: %s; long contexts have to fit VRAM", _NO_VMM)
         return self._plain()
 
     def _plain(self) -> Opened:
@@ -103,10 +113,14 @@ class Opening:
             hint=f"{lower}raise gpu_memory, or use --kv-type q8_0",
         )
 
-    def _paged(self) -> Opened | None:
+    @property
+    def _granularity(self) -> int:
+        """Bytes that the device maps at a time; 0: this GPU's driver maps nothing."""
         door = PagesDoor(self.model.library.llama._lib)
-        on_gpu = self.placement.on_gpu
-        granularity = door.granularity_of("CUDA0" if on_gpu else None)
+        return door.granularity_of("CUDA0" if self.placement.on_gpu else None)
+
+    def _paged(self) -> Opened | None:
+        door, on_gpu, granularity = PagesDoor(self.model.library.llama._lib), self.placement.on_gpu, self._granularity
         if not granularity or not self.kv.full_layers:
             return None
         budget = self._budget()

@@ -1,4 +1,4 @@
-"""How long conversations are where the KV cache is not paged, and what is said where they do not fit. Arithmetic."""
+"""How long conversations are where the KV cache is not paged, and what is said there, and where they do not fit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pagedrun.config import EngineConfig
-from pagedrun.errors import NotEnoughMemoryError
+from pagedrun.errors import NotEnoughMemoryError, UsageError
 from pagedrun.gguf_file import KvFacts
 from pagedrun.memory import OVERHEAD_BYTES, FreeMemory
 from pagedrun.opening import Opening
@@ -28,11 +28,13 @@ def opening(*, hot: int = 0, window: int = 0, free: int = 1 << 40, kv: KvFacts =
         plan=plan if hot else None,
         on_gpu=bool(hot),
         fitted_seq_len=settings.get("max_seq_len", 0),
-        context_params=SimpleNamespace(n_ubatch=512),
+        context_params=SimpleNamespace(n_batch=512, n_ubatch=512),
+        set_seq_len=lambda seq_len, num_seqs: None,
     )
     info: Any = SimpleNamespace(name="a model", n_ctx_train=32_768, size_bytes=MIB)
-    config = EngineConfig(paging="off", **settings)
-    return Opening(SimpleNamespace(), info, kv, placement, config, FreeMemory(free))  # type: ignore[arg-type]
+    config = EngineConfig(**{"paging": "off", **settings})
+    model: Any = SimpleNamespace(library=SimpleNamespace(llama=SimpleNamespace(_lib=None)))
+    return Opening(model, info, kv, placement, config, FreeMemory(free))
 
 
 @pytest.mark.parametrize(
@@ -83,3 +85,40 @@ def test_on_a_gpu_it_is_what_the_plan_has_room_for() -> None:
         opening(hot=10_000, window=16_384, max_seq_len=16_384)._plain_len(1)
     assert "to 10000 or less" in e.value.hint
     assert opening(hot=4096, window=32_768, kv=KvFacts(recurrent_layers=4))._plain_len(2) == 32_768
+
+
+@pytest.fixture
+def no_vmm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU whose driver maps nothing, and contexts that take no memory."""
+    door = SimpleNamespace(granularity_of=lambda device: 0 if device == "CUDA0" else 4096)
+    monkeypatch.setattr("pagedrun.opening.PagesDoor", lambda lib: door)
+    monkeypatch.setattr("pagedrun.opening.NativeContext", lambda model, params: SimpleNamespace())
+
+
+def test_a_driver_that_maps_nothing_is_told_of(no_vmm: None, caplog: pytest.LogCaptureFixture) -> None:
+    opened = opening(hot=32_768, window=8192, paging="auto").open()
+    assert opened.room is None and opened.limits.max_seq_len == 8192
+    assert caplog.messages == [
+        "the KV cache is not paged: this driver has no virtual memory management; long contexts have to fit VRAM"
+    ]
+
+
+@pytest.mark.parametrize("settings", [{"paging": "off"}, {"paging": "auto", "kv": KvFacts(recurrent_layers=4)}])
+def test_nothing_is_said_where_nobody_misses_pages(
+    no_vmm: None, caplog: pytest.LogCaptureFixture, settings: dict[str, Any]
+) -> None:
+    assert opening(hot=32_768, window=8192, **settings).open().room is None
+    assert not caplog.messages
+
+
+def test_pages_that_have_to_be_and_cannot_are_an_error_that_says_why(no_vmm: None) -> None:
+    with pytest.raises(UsageError, match="a model cannot be paged here: this driver has no virtual memory") as e:
+        opening(hot=32_768, window=8192, paging="on").open()
+    assert e.value.hint == "use paging auto or off in the settings"
+    with pytest.raises(UsageError, match=r"cannot be paged here$"):
+        opening(hot=32_768, window=8192, paging="on", kv=KvFacts(recurrent_layers=4)).open()
+
+
+def test_without_vmm_a_long_context_has_to_fit_vram(no_vmm: None) -> None:
+    with pytest.raises(NotEnoughMemoryError, match="without pages all of it has to fit VRAM"):
+        opening(hot=10_000, window=16_384, paging="auto", max_seq_len=16_384).open()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -170,6 +172,43 @@ def test_a_gpu_that_is_not_used(built: Runtime, monkeypatch: pytest.MonkeyPatch)
     assert (found["CUDA toolkit"].status, found["CUDA toolkit"].hint) == ("missing", "install it; then: pagedrun setup")
     assert "cannot use this machine's GPU" in found["runtime"].detail
     assert doctor.can_run(list(found.values()))
+
+
+@pytest.mark.parametrize(
+    ("answers", "variable", "status", "detail"),
+    [
+        ((0, 1), None, "ok", "KV caches can be paged"),
+        ((0, 0), None, "wrong", "this driver has no virtual memory management: KV caches are not paged"),
+        ((0, 1), "1", "wrong", "PAGEDRUN_NO_VMM is set: KV caches are not paged"),
+        ((100, 1), None, "", ""),  # no device
+        (None, None, "", ""),  # no library
+    ],
+)
+def test_whether_a_gpu_can_have_pages(
+    monkeypatch: pytest.MonkeyPatch, answers: tuple[int, int] | None, variable: str | None, status: str, detail: str
+) -> None:
+    """answers: of cuInit, and of the driver about virtual memory."""
+
+    def library(name: str) -> Any:
+        if name != "libcuda.so.1" or answers is None:
+            raise OSError(name)
+
+        def attribute(found: Any, number: int, device: Any) -> int:
+            found._obj.value = answers[1] if number == 102 else -1
+            return 0
+
+        return SimpleNamespace(
+            cuInit=lambda flags: answers[0], cuDeviceGet=lambda device, index: 0, cuDeviceGetAttribute=attribute
+        )
+
+    monkeypatch.delenv("PAGEDRUN_NO_VMM", raising=False)
+    if variable:
+        monkeypatch.setenv("PAGEDRUN_NO_VMM", variable)
+    monkeypatch.setattr(machine, "has_nvidia_gpu", lambda: True)
+    monkeypatch.setattr("pagedrun.doctor.ctypes.CDLL", library)
+    found = checks().get("GPU pages")
+    assert (found.status if found else "") == status
+    assert (found.detail if found else "").startswith(detail)
 
 
 def test_a_gpu_without_a_driver(built: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:

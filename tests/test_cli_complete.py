@@ -75,7 +75,7 @@ def test_settings_reach_the_request_the_template_and_the_loader(complete, tmp_pa
     (tmp_path / "t.jinja").write_text("{{ x }}")
     fake = Fake()
     flags = "--temp 0.5 --top-k 3 --seed 7 --logit-bias 5=-inf --logit-bias 6=1.5 --ignore-eos --typical 0.9 -n 2"
-    more = "--stop X --stop Y --no-think --max-seq-len 99 --threads 2 --gpu-layers 0 --kv-type q8_0"
+    more = "--stop X --stop Y --no-think --max-seq-len 99 --rope-scaling yarn --threads 2 --gpu-layers 0 --kv-type q8_0"
     complete(fake, "hi", *flags.split(), *more.split(), "--chat-template", "t.jinja")
     sampling = fake.request.sampling
     assert (sampling.temperature, sampling.top_k, sampling.typical_p, sampling.seed) == (0.5, 3, 0.9, 7)
@@ -86,7 +86,8 @@ def test_settings_reach_the_request_the_template_and_the_loader(complete, tmp_pa
     (loaded,) = fake.loads
     assert loaded["chat_template"] == "{{ x }}"
     config = loaded["config"]
-    assert (config.max_seq_len, config.threads, config.gpu_layers, config.kv_type) == (99, 2, 0, "q8_0")
+    assert (config.max_seq_len, config.rope_scaling) == (99, "yarn")
+    assert (config.threads, config.gpu_layers, config.kv_type) == (2, 0, "q8_0")
 
 
 def test_flags_go_before_the_environment_and_that_before_the_file(

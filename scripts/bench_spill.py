@@ -2,6 +2,7 @@
 
     python scripts/vram_ballast.py 6 -- python scripts/bench_spill.py 35b.gguf --ram-experts 40 --name 35b
     python scripts/bench_spill.py tiny.gguf --cpu --depth 2048 --name tiny        to try the script
+    ... --links 12,25,0        only decoding, with copies as slow as of links of so many GB/s (spill_links.py)
 
     in RAM          share of the conversation's pages that every step reads from the host
     decode          tokens per second, 1 at a time; prefill: of the next 2,048 tokens
@@ -23,7 +24,7 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,18 +47,22 @@ WARM = 192  # tokens until the copies have found their pace
 
 @dataclass(frozen=True)
 class Way:
-    """How a conversation lies: cold, the share of its pages in RAM; mode: as --spill; copier: what fills stages."""
+    """How a conversation lies: cold, the share of its pages in RAM; mode: as --spill; staging: what fills stages.
+
+    bus, step_s: copies, and a step with nothing cold, as measured before; then there is memory for stages in any mode.
+    """
 
     cold: float
     mode: str = "auto"
     staging: Staging | None = None
+    bus: Bus | None = None
+    step_s: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.cold:.0%} {self.how}"
 
     @property
     def how(self) -> str:
-        """For the table."""
         if self.staging is None:
             return self.mode
         s = self.staging
@@ -94,36 +99,38 @@ class Spilled(Deep):
         if frames is None:
             raise RuntimeError("this model's KV cache cannot be paged")
         self.frames, self.way = frames, way
-        self.bus = Bus.of(frames) if model.gpu else Bus(0.0, 0.0, 0.0)
+        self.bus = way.bus or (Bus.of(frames) if model.gpu else Bus(0.0, 0.0, 0.0))
         if model.gpu:
             frames.staging(way.staging or self.bus.staging())
         self.manager = self._manager(depth)
-        paced = way.mode == "auto" and frames.geometry.stages_pay
-        self.pace = self.bus.pace(frames, self.manager) if paced else lambda: None
+        self.pace: Callable[[], None] = lambda: None  # nobody waits for copies yet
         self.conversation = self.manager.open()
         self.manager.bind(self.conversation, SLOT)
-        whole = depth + AHEAD  # what is spilled for the tokens that are measured stays so
-        for at in range(0, whole, CHUNK):
-            n = min(CHUNK, whole - at)
+        self.lengthen(depth + AHEAD)  # what is spilled for the tokens that are measured stays so
+        self.reset(depth)
+        if way.mode == "auto" and frames.geometry.stages_pay:
+            self.pace = self.bus.pace(frames, self.manager)
+
+    def lengthen(self, length: int) -> None:
+        """Write tokens until there are so many."""
+        while (n := min(CHUNK, length - self.manager.length(self.conversation))) > 0:
             self._prepare(n)
             self.manager.commit(self.conversation, n)
-        self.reset(depth)
 
     def _manager(self, depth: int) -> PageManager:
         """VRAM for so many pages that the share is cold at that depth, and for the stages to read them through."""
         g = self.frames.geometry
         n_pages, new = g.full_pages(depth), g.pages_for(AHEAD) + 1
         n_cold = round(self.way.cold * n_pages)
-        stages = n_cold + 1 if g.stages_pay and n_cold and self.way.mode != "zero-copy" else 0
+        stages = n_cold + 1 if g.stages_pay and n_cold and (self.way.bus or self.way.mode != "zero-copy") else 0
+        rates = self.bus.rates(decode_s=self.way.step_s)
         memory = (n_pages - n_cold + new) * g.frame_bytes + stages * g.stage_bytes
         return PageManager(
             g,
             Counted(self.frames),
             gpu_memory=Budget(memory),
             swap_space=Budget((n_pages + new) * g.frame_bytes),
-            spill=SpillSettings(
-                mode=self.way.mode, prefetch="off", rates=self.bus.rates(), batch=1, step_tokens=PREFILLED
-            ),
+            spill=SpillSettings(mode=self.way.mode, rates=rates, batch=1, step_tokens=PREFILLED),
         )
 
     def _prepare(self, n: int) -> None:
@@ -244,11 +251,16 @@ def main() -> None:
     parser.add_argument("--modes", default="auto,zero-copy", help="of spilling")
     parser.add_argument("--staged", default="", help="rows of the first format: SHARE,DECODE,PREFILL,BLOCKS ...")
     parser.add_argument("--ram-experts", type=int, default=0, help="layers whose routed experts are in RAM")
+    parser.add_argument("--links", default="", help="GB/s, with commas; 0: as it is")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0)
     args = parser.parse_args()
-    kept = bench.Kept(f"spill-{args.name}")
-    rows = []
+    if args.links:
+        import spill_links
+
+        spill_links.run(args)
+        return
+    kept, rows = bench.Kept(f"spill-{args.name}"), []
     for kv_type in args.kv_types.split(","):
         model = Model(
             args.model,

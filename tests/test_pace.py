@@ -62,6 +62,17 @@ def test_more_than_the_bus_can_do_takes_all_blocks() -> None:
     assert machine.blocks in BLOCKS[-2:]
 
 
+@pytest.mark.parametrize("most", [1, 2, 5, 16])
+def test_no_more_blocks_copy_than_may(most: int) -> None:
+    machine = Machine(each=5 * GB, cold=3 * GB)
+    pace = machine.pace(most=most)
+    settle(machine, pace)
+    assert machine.blocks == most
+    machine.cold = GB // 50
+    settle(machine, pace, 40)
+    assert machine.blocks == min(most, 2)  # nobody waits for the fewest either
+
+
 def test_the_first_guess_is_by_what_was_measured() -> None:
     machine = Machine(each=5 * GB, cold=GB // 4)
     machine.pace(rate_of_4=20 * GB, step_s=0.02)._tell(machine.cold)

@@ -30,7 +30,7 @@ class Pace:
 
     cold_bytes: what a step reads through stages now. waited: seconds that attention waited since it was last asked.
     choose: tells the native side. rate: bytes a second of 16 blocks; of fewer: of 4, times their number. step_s: what a
-    step takes when nothing is cold; 0: not known.
+    step takes when nothing is cold; 0: not known. most: blocks that may copy; `rate` is of these where they are fewer.
     """
 
     cold_bytes: Callable[[], int]
@@ -39,6 +39,7 @@ class Pace:
     rate_of_4: float
     rate: float
     step_s: float = 0.0
+    most: int = BLOCKS[-1]
     blocks: int = 0
     _offset: int = 0
     _patience: int = 0
@@ -64,22 +65,28 @@ class Pace:
         """Attention waited for a share of the time."""
         at = self._guess(cold) + self._offset
         self._patience = max(self._patience - 1, 0)
-        if share > MUCH and at < len(BLOCKS) - 1:
+        if share > MUCH and at < len(self._choices) - 1:
             self._offset += 1
             self._patience = _PATIENCE
         elif share < LITTLE and at > 0 and not self._patience:
             self._offset -= 1
 
+    @property
+    def _choices(self) -> tuple[int, ...]:
+        return (*(n for n in BLOCKS if n < self.most), self.most)
+
     def _tell(self, cold: int) -> None:
-        at = min(max(self._guess(cold) + self._offset, 0), len(BLOCKS) - 1)
-        if BLOCKS[at] != self.blocks:
-            self.blocks = BLOCKS[at]
-            self.choose(self.blocks)
+        choices = self._choices
+        blocks = choices[min(max(self._guess(cold) + self._offset, 0), len(choices) - 1)]
+        if blocks != self.blocks:
+            self.blocks = blocks
+            self.choose(blocks)
 
     def _guess(self, cold: int) -> int:
         """The fewest blocks, as an index, that move so many bytes in a step's time."""
+        choices = self._choices
         if not self.step_s or not self.rate_of_4:
-            return len(BLOCKS) - 1
+            return len(choices) - 1
         wanted = _HEADROOM * cold / self.step_s
-        rates = (min(self.rate_of_4 * n / 4, self.rate) for n in BLOCKS)
-        return next((i for i, rate in enumerate(rates) if rate >= wanted), len(BLOCKS) - 1)
+        rates = (min(self.rate_of_4 * n / 4, self.rate) for n in choices)
+        return next((i for i, rate in enumerate(rates) if rate >= wanted), len(choices) - 1)

@@ -105,16 +105,17 @@ def _plan(facts: ModelFacts, config: EngineConfig, gpus: Sequence[machine.Gpu], 
 def _paged(runner: NativeRunner, room: Room, config: EngineConfig, plan: Plan | None, library: Library) -> PagedSlots:
     """Slots over frames, in what memory there is, but never more than all slots can use."""
     geometry = room.frames.geometry
-    most = geometry.frame_bytes * geometry.n_slots * geometry.pages_for(runner.limits.max_seq_len)
     bus = measure_bus(config, room.frames)
+    spill = spill_settings(config, plan, bus, step_tokens=runner.limits.max_batch_tokens)
+    most = geometry.frame_bytes * geometry.n_slots * geometry.pages_for(runner.limits.max_seq_len)
     manager = PageManager(
         geometry,
         room.frames,
-        gpu_memory=Budget(min(room.for_pages, most)),
+        gpu_memory=Budget(min(room.for_pages, most + spill.reserve(geometry))),
         swap_space=Budget(_swap(config, plan, room)),
         policy=config.policy,
         disk=DiskSpace(spill_dir(), config.disk_space),
-        spill=spill_settings(config, plan, bus, step_tokens=runner.limits.max_batch_tokens),
+        spill=spill,
     )
     settings = PagedSettings(
         snapshot_interval=config.snapshot_interval,
@@ -122,7 +123,7 @@ def _paged(runner: NativeRunner, room: Room, config: EngineConfig, plan: Plan | 
         buffer_bytes=room.memory.device,
         write_back=max(_WRITE_BACK // geometry.frame_bytes, 1) if room.on_gpu else 0,
         watch=_watch(room, library) if room.on_gpu else lambda: 0,
-        pace=bus.pace(room.frames, manager) if bus else lambda: None,
+        pace=bus.pace(room.frames, manager) if bus else lambda decoding: None,
     )
     if config.debug_kv:
         settings = replace(settings, check=functools.partial(validate, manager))

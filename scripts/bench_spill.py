@@ -49,7 +49,8 @@ WARM = 192  # tokens until the copies have found their pace
 class Way:
     """How a conversation lies: cold, the share of its pages in RAM; mode: as --spill; staging: what fills stages.
 
-    bus, step_s: copies, and a step with nothing cold, as measured before; then there is memory for stages in any mode.
+    step_s, prefill_s: steps with nothing cold, as measured before. bus: copies, the same; then there is memory for
+    stages in any mode.
     """
 
     cold: float
@@ -57,6 +58,7 @@ class Way:
     staging: Staging | None = None
     bus: Bus | None = None
     step_s: float = 0.0
+    prefill_s: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.cold:.0%} {self.how}"
@@ -103,8 +105,8 @@ class Spilled(Deep):
         if model.gpu:
             frames.staging(way.staging or self.bus.staging())
         self.manager = self._manager(depth)
-        self.pace: Callable[[], None] = lambda: None  # nobody waits for copies yet
-        self.conversation = self.manager.open()
+        self.pace: Callable[..., None] = lambda decoding: None  # nobody waits for copies yet
+        self.conversation, self.reading = self.manager.open(), True
         self.manager.bind(self.conversation, SLOT)
         self.lengthen(depth + AHEAD)  # what is spilled for the tokens that are measured stays so
         self.reset(depth)
@@ -123,7 +125,7 @@ class Spilled(Deep):
         n_pages, new = g.full_pages(depth), g.pages_for(AHEAD) + 1
         n_cold = round(self.way.cold * n_pages)
         stages = n_cold + 1 if g.stages_pay and n_cold and (self.way.bus or self.way.mode != "zero-copy") else 0
-        rates = self.bus.rates(decode_s=self.way.step_s)
+        rates = self.bus.rates(decode_s=self.way.step_s, prefill_s=self.way.prefill_s)
         memory = (n_pages - n_cold + new) * g.frame_bytes + stages * g.stage_bytes
         return PageManager(
             g,
@@ -135,10 +137,14 @@ class Spilled(Deep):
 
     def _prepare(self, n: int) -> None:
         manager, c = self.manager, self.conversation
+        if self.reading != (n > 1):  # as the engine does
+            self.reading = n > 1
+            if not manager.rearrange(c, prefill=self.reading):
+                raise MemoryError("the pages do not fit any more")
         if not manager.append(c, n) and not (manager.spill(c, n) and manager.append(c, n)):
             raise MemoryError("the pages do not fit")
         manager.flush()
-        self.pace()
+        self.pace(decoding=n == 1)
 
     def step(self, tokens: tuple[int, ...], start: int) -> None:
         self._prepare(len(tokens))
@@ -273,7 +279,8 @@ def main() -> None:
         found = {
             "llama.cpp, all in VRAM": kept.row(f"{kv_type} stock", lambda m=model: stock(m, args.depth, args.rounds))
         }
-        for way in ways(args, kv_type):
+        step = found["llama.cpp, all in VRAM"]
+        for way in (replace(w, step_s=step["decode"], prefill_s=step["prefill"]) for w in ways(args, kv_type)):
             measured = kept.row(f"{kv_type} {way}", lambda m=model, w=way: spilled(m, args.depth, args.rounds, w))
             found[f"pagedrun {way.cold:.0%}, {way.how}"] = measured
         again = kept.row(f"{kv_type} stock again", lambda m=model: stock(m, args.depth, args.rounds))
@@ -289,6 +296,7 @@ def main() -> None:
         f"{args.model.name} at {args.depth:,} tokens; routed experts of {args.ram_experts} layers in RAM",
         "GB/s: " + ", ".join(f"{name} {rate / 1e9:.1f}" for name, rate in rates.items()),
         f"medians of {args.rounds} rounds; {DECODED} tokens decoded, {PREFILLED:,} read in one batch",
+        kept.note,
     ]
     bench.write(
         f"spill-{args.name}", f"A conversation of {args.depth:,} tokens, partly in RAM ({args.name})", rows, notes=notes

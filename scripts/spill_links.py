@@ -9,8 +9,7 @@ at a slow link reading directly is the better way, and at a fast one staging is.
     link GB/s       measured, of these blocks; for auto: those that it chose in the end, of those that it may
     share in RAM    of the pages. The memory is that of the staged row: what is read directly needs no stages, and has
                     more pages in VRAM for it
-    auto            after a prompt, for which it chose; bound again: after a rest, when it chooses for decoding
-    predicted       by the plan's formula (pagedrun/plan/speed.py) from the link, and a step with all in VRAM
+    predicted       by the plan's formula (pagedrun/kv/cost.py) from the link, and a step with all in VRAM
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from typing import Any
 
 import bench
 from bench_spill import AHEAD, PREFILLED, Spilled, Way
-from paged_side import SLOT, Model
+from paged_side import Model
 
 from pagedrun.kv import PageManager
+from pagedrun.kv.cost import with_cold
 from pagedrun.native.frames import Copier, NativeFrames, Route, Staging
-from pagedrun.plan.speed import with_cold
 from pagedrun.slots.pace import BLOCKS, Pace
 from pagedrun.spilling import Bus
 
@@ -37,7 +36,6 @@ WARM_S, MEASURED_S = 1.0, 1.5
 LEAST = 5  # steps
 GOOD = 0.95
 FORCED = ("staged", "zero-copy")
-AGAIN = "auto, bound again"
 
 
 @dataclass(frozen=True)
@@ -70,15 +68,6 @@ def throttled(frames: NativeFrames, wanted: float) -> Bus:
             break
     n = min(rates, key=lambda n: abs(rates[n] - wanted))
     return Throttled(rates[n], rates[n], bus.zero_copy, min(rates[n] * 4 / n, bus.kernel_of_4), n)
-
-
-def bind_again(side: Spilled, depth: int) -> None:
-    """As after a rest: the mix is chosen anew, for decoding."""
-    side.lengthen(depth + AHEAD)
-    side.manager.unbind(SLOT)
-    if not side.manager.bind(side.conversation, SLOT, spill=True):
-        raise MemoryError("the pages do not fit")
-    side.reset(depth)
 
 
 def decode(side: Spilled, depth: int) -> float:
@@ -124,13 +113,9 @@ def all_hot(model: Model, depth: int) -> dict[str, Any]:
 
 
 def cold(model: Model, depth: int, way: Way) -> dict[str, Any]:
-    """A mode at a share, by how the pages came to lie so."""
+    """A mode at a share."""
     with contextlib.closing(Spilled(model, depth, way)) as side:
-        rows = {way.mode: found(side, depth)}
-        if way.mode == "auto":
-            bind_again(side, depth)
-            rows[AGAIN] = found(side, depth)
-        return rows
+        return found(side, depth)
 
 
 def bus_of(row: dict[str, Any]) -> Bus:
@@ -161,9 +146,10 @@ def shown(bus: Bus, mode: str, row: dict[str, Any], step_s: float) -> dict[str, 
 def verdict(link: str, share: float, rows: dict[str, dict[str, Any]]) -> str:
     """Auto against the better of the modes that can be forced."""
     best = min(FORCED, key=lambda mode: rows[mode]["decode"])
-    ratios = {mode: rows[best]["decode"] / rows[mode]["decode"] for mode in ("auto", AGAIN)}
-    told = ", ".join(f"{mode}: {r:.2f}{'' if r >= GOOD else ' (SLOWER)'}" for mode, r in ratios.items())
-    return f"{link}, {share:.0%}: of the better one, {best}: {told}"
+    ratio = rows[best]["decode"] / rows["auto"]["decode"]
+    return f"{link}, {share:.0%}: auto decodes {ratio:.2f} times as fast as the better mode, {best}" + (
+        "" if ratio >= GOOD else " (slower)"
+    )
 
 
 def measured(model: Model, args: argparse.Namespace, kept: bench.Kept) -> Iterator[tuple[str, float, Bus, Any]]:
@@ -176,8 +162,7 @@ def measured(model: Model, args: argparse.Namespace, kept: bench.Kept) -> Iterat
             for mode in (*FORCED, "auto"):
                 key = f"{share:g} {mode}" if mode == "zero-copy" else f"link {link}, {share:g} {mode}"
                 way = Way(share, mode, bus=bus, step_s=step_s)
-                row = kept.row(key, lambda w=way: cold(model, args.depth, w))
-                rows |= {name: row[name] for name in (mode, AGAIN) if name in row}
+                rows[mode] = kept.row(key, lambda w=way: cold(model, args.depth, w))
             yield link, share, bus, rows
 
 
@@ -201,7 +186,6 @@ def run(args: argparse.Namespace) -> None:
         f"{args.model.name}, f16, at {args.depth:,} tokens; routed experts of {args.ram_experts} layers in RAM",
         f"with all in VRAM {1 / step_s:.3g} tokens a second; reading in place: {zero_copy:.1f} GB/s at every link, so "
         "that zero-copy is measured once for each share",
-        "auto: after a prompt, for which it chose; bound again: after a rest, when it chooses for decoding",
         *(
             verdict(f"{bus.rates().copy / 1e9:.1f} GB/s" if float(link) else "as it is", share, rows)
             for link, share, bus, rows in groups

@@ -110,6 +110,18 @@ class World:
             assert self.append(c, n) or self.store.fail_creates or self.disk_fails
         return spilled and bool(self.manager.append(c, n))
 
+    def rearrange(self, c: ConversationId, *, prefill: bool) -> None:
+        """Have its cold pages lie as suits what comes."""
+        try:
+            bound = self.manager.rearrange(c, prefill=prefill)
+            assert bound or self.store.fail_creates or self.disk_fails or self.file.n_slots
+        except FrameError:
+            assert self.store.fail_ops
+            bound = self.manager.is_bound(c)
+        self.see_losses()
+        if not bound:
+            self.known[c].slot = None
+
     def step(self) -> None:
         """Flush, again where the store failed, and look at all that a step could read."""
         while not self.tried(self.manager.flush):

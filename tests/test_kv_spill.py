@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pagedrun.kv import BrokenInvariant, SpillSettings, validate
+from pagedrun.kv import BrokenInvariant, Rates, SpillSettings, validate
 from pagedrun.kv.ids import ConversationId
 from tests.kv_store import SPILLING, with_stages
 from tests.kv_world import World, device, host, served
@@ -204,3 +204,26 @@ def test_the_validator_sees_what_is_wrong_with_stages(break_it, complaint: str) 
     break_it(w)
     with pytest.raises(BrokenInvariant, match=complaint):
         validate(w.manager)
+
+
+def test_what_suits_a_prompt_is_changed_for_the_answer_and_back() -> None:
+    """Over a slow bus for copies, and with a kernel that reads a page of a prompt again and again."""
+    rates = Rates(copy=1e3, zero_copy=1e4, decode_s=0.1, prefill_s=1.0)
+    w = world(replace(STAGED, zero_copy=True), frames=5, rates=rates)
+    c = served(w, 0, 16)
+    assert w.manager.spill(c, 4) and w.append(c, 4)  # as for a prompt
+    w.step()
+    w.compute(c, 4)
+    before = w.manager.stats().spill
+    w.rearrange(c, prefill=True)
+    assert w.manager.stats().spill == before and before.staged
+    w.rearrange(c, prefill=False)
+    w.step()
+    w.validate()
+    stats = w.manager.stats().spill
+    assert stats.staged == 0 < stats.zero_copy and stats.reason == "shortest step by what was measured"
+    grown(w, c, 1)
+    w.rearrange(c, prefill=True)
+    w.step()
+    w.validate()
+    assert w.manager.stats().spill.staged

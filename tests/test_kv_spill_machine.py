@@ -91,6 +91,12 @@ class SpillMachine(KvMachine):
         if c is not None and self.world.manager.length(c) + n <= self.world.geometry.max_tokens:
             self.world.spill(c, n)
 
+    @rule(which=SMALL, prefill=st.booleans())
+    def rearrange(self, which: int, prefill: bool) -> None:
+        c = self.some(which, bound=True)
+        if c is not None:
+            self.world.rearrange(c, prefill=prefill)
+
     @rule()
     def recall(self) -> None:
         self.world.manager.recall()

@@ -85,7 +85,7 @@ def test_it_looks_now_and_then_only_and_starts_anew_when_nothing_is_cold() -> No
     pace = Pace(lambda: machine.cold, lambda: float(asked.append(1) or 0), machine.choose, 20 * GB, 50 * GB)
     for _ in range(4 * EVERY):
         pace()
-    assert len(asked) == 3 and machine.chosen == [16, 12, 8, 6]  # nobody waited
+    assert len(asked) == 4 and machine.chosen == [16, 12, 8, 6]  # nobody waited; the first look only begins
     machine.cold = 0
     for _ in range(EVERY):
         pace()
@@ -93,6 +93,24 @@ def test_it_looks_now_and_then_only_and_starts_anew_when_nothing_is_cold() -> No
     for _ in range(EVERY):
         pace()
     assert machine.chosen[-1] == 12
+
+
+def test_prompts_say_nothing_of_the_steps_that_come_then() -> None:
+    machine = Machine(each=5 * GB, cold=GB // 4)
+    waited = [0.0]
+    pace = Pace(lambda: machine.cold, lambda: waited.pop() if waited else 0.0, machine.choose, 20 * GB, 50 * GB, 0.02)
+    pace(decoding=True)
+    assert machine.chosen == [3]
+    for _ in range(4 * EVERY):
+        pace(decoding=False)
+    waited += [1e9]  # while prompts were read
+    pace(decoding=True)
+    assert machine.chosen == [3] and not waited
+    for _ in range(EVERY - 1):
+        pace(decoding=True)
+    assert machine.chosen == [3]
+    pace(decoding=True)  # now it was seen that nobody waits
+    assert machine.chosen == [3, 2]
 
 
 def test_the_marks_leave_room_between() -> None:

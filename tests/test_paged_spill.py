@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pagedrun.errors import EngineError
-from pagedrun.kv import SpillSettings
+from pagedrun.kv import Rates, SpillSettings
 from pagedrun.request import FinishReason
 from tests.paged_fakes import GEOMETRY, STAGED, PagedEngine, end, expected, reason, text
 
@@ -24,6 +24,22 @@ def test_a_conversation_longer_than_the_device(geometry) -> None:  # type: ignor
     stats = paged.manager.stats()
     assert stats.spill.spilled >= 4
     assert stats.device.used <= 6
+
+
+def test_cold_pages_lie_as_suits_prompts_and_answers() -> None:
+    """Copies are slow here, and direct reading is fast for a token and slow for many."""
+    rates = Rates(copy=1e3, zero_copy=1e5, decode_s=0.01, prefill_s=10.0)
+    paged = PagedEngine(device=6, host=10, spill=replace(SPILL, rates=rates), geometry=replace(STAGED, zero_copy=True))
+    paged.slots._settings = replace(paged.slots._settings, few=1)
+    events = paged.submit(LONG, 10)
+    seen = set()
+    while paged.scheduler.running or paged.scheduler.waiting:
+        paged.turn()
+        spill = paged.manager.stats().spill
+        seen.add((len(events) > 0, spill.staged > 0, spill.zero_copy > 0))
+    assert text(events) == expected(LONG, 10)
+    assert (False, True, False) in seen and (True, False, True) in seen
+    assert not {s for s in seen if s[0] and s[1]}  # while a prompt was read some may have had no room for stages
 
 
 @BOTH

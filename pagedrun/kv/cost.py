@@ -1,7 +1,7 @@
 """How many pages of a conversation that does not fit should be read through stages, and how many directly.
 
     hot         in a frame of the device                                    reading them costs nothing here
-    staged      copied into a stage while other layers compute, each step   step = max(step, bytes / copy)
+    staged      copied into a stage while other layers compute, each step   step = max(step, bytes / copy), and a little
     zero-copy   read by the kernel itself, over the bus                     step = step + bytes * reads / zero_copy
 
 A stage takes memory of the device as well, so that staging makes a few more pages cold. Pure arithmetic.
@@ -10,10 +10,18 @@ A stage takes memory of the device as well, so that staging makes a few more pag
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 MODES = ("off", "staged", "zero-copy", "auto")
+
+#: Copies run beside everything else, but share the RAM's bandwidth with what is computed there: so much of the shorter
+#: one comes on top of the longer one (scripts/results/spill-35b.md: 0 to 0.2).
+OVERLAP_LOSS = 0.15
+
+#: Of a step's time: pages that lie in another way are only moved where that leaves less.
+MUCH = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +105,14 @@ def choose(space: Space, rates: Rates, mode: str, *, prefill: bool = False) -> M
     return Mix(space.pages - n_staged - n_direct, n_staged, n_direct, float(seconds[best]), why)
 
 
+def gains_much(space: Space, rates: Rates, now: tuple[int, int], *, prefill: bool) -> bool:
+    """Whether moving pages would make steps much shorter. now: how many are staged, and read directly."""
+    if not any(now) or not rates.copy or not rates.zero_copy:
+        return False
+    best = choose(space, rates, "auto", prefill=prefill)
+    return best is not None and best.seconds < MUCH * float(step_seconds(space, rates, *now, prefill=prefill))
+
+
 def step_seconds(
     space: Space, rates: Rates, staged: np.ndarray | int, direct: np.ndarray | int, *, prefill: bool
 ) -> np.ndarray:
@@ -105,4 +121,12 @@ def step_seconds(
     reads = rates.prefill_reads if prefill else rates.decode_reads
     copied = np.add(staged, space.staged) * space.frame_bytes / (rates.copy or np.inf)
     read = np.add(direct, space.zero_copy) * space.frame_bytes * reads / (rates.zero_copy or np.inf)
-    return np.asarray(np.maximum(step, copied) + read)
+    return np.asarray(with_cold(step, staged=copied, direct=read))
+
+
+def with_cold(step: float, *, staged: Any = 0.0, direct: Any = 0.0) -> Any:
+    """Seconds of a step that takes `step` of them when nothing is cold; of several at once, where arrays are given.
+
+    staged: seconds of copying to stages, beside it; direct: of reading cold pages where they are, for which it waits.
+    """
+    return np.maximum(step, staged) + OVERLAP_LOSS * np.minimum(step, staged) + direct

@@ -153,11 +153,11 @@ class PageManager(PageMemory):
 
     # slots
 
-    def bind(self, conversation: ConversationId, slot: int, *, spill: bool = False) -> bool:
+    def bind(self, conversation: ConversationId, slot: int, *, spill: bool = False, prefill: bool = False) -> bool:
         """Bring a conversation to the device and into a slot's window, and keep it there; False when frames are short.
 
         spill: as much of it as fits, the rest is read from the host; when that is refused too, pages may have moved.
-        Costs nothing where the slot still shows it. Raises FrameError.
+        prefill: in the way that suits reading a prompt. Costs nothing where the slot still shows it. Raises FrameError.
         """
         c = self.conversations[conversation]
         shown = self.shown[slot]
@@ -165,7 +165,7 @@ class PageManager(PageMemory):
             raise ValueError(f"conversation {c.id} is bound already, or slot {slot} is taken")
         stages = None
         if not self.residency.promote(c.pages):
-            stages = self.spilling.settle_in(c) if spill and not self.lower.lost else None
+            stages = self.spilling.settle_in(c, prefill=prefill) if spill and not self.lower.lost else None
             self._cut_lost()
             if stages is None:
                 return False
@@ -193,6 +193,18 @@ class PageManager(PageMemory):
         self.residency.policy.touch(c.pages)
         if self.windows.n_cold:
             self.windows.hide_cold(slot)
+
+    def rearrange(self, conversation: ConversationId, *, prefill: bool) -> bool:
+        """Have cold pages of a bound conversation read in the way that suits what it does next, where that gains much.
+
+        False: it is not bound any more, and pages may have moved, as when `bind` fails. Raises FrameError.
+        """
+        c = self._bound(conversation)
+        if c.slot is None or not self.spilling.lies_badly(c, prefill=prefill):
+            return True
+        slot = c.slot
+        self.unbind(slot)
+        return self.bind(conversation, slot, spill=True, prefill=prefill)
 
     def stats(self) -> KvStats:
         """Figures for people and for metrics."""

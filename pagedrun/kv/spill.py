@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pagedrun.kv.cost import Mix, Space, choose
+from pagedrun.kv.cost import Mix, Space, choose, gains_much
 from pagedrun.kv.geometry import PageGeometry
 from pagedrun.kv.ids import NONE, FrameIds, PageIds
 from pagedrun.kv.residency import Residency
@@ -124,9 +124,7 @@ class Spill:
             can_zero_copy=g.zero_copy,
         )
         if slot is not None:
-            stages = self._windows.stage.reshape(-1, g.n_pages)[slot]
-            n_staged = int((stages != NONE).sum())
-            cold = int((self._windows.of(slot)[0] >= self._windows.first_host).sum())
+            cold, n_staged = self._cold_of(slot)
             space = replace(space, staged=n_staged, zero_copy=cold - n_staged)
         wishes = (min(self.settings.batch, n_pages // 4), 0)  # more than is needed, so that this is rare
         more = (replace(space, pages=space.pages + n, least_hot=n_new + n) for n in wishes)
@@ -162,7 +160,29 @@ class Spill:
 
     # binding
 
-    def settle_in(self, c: Conversation) -> FrameIds | None:
+    def lies_badly(self, c: Conversation, *, prefill: bool) -> bool:
+        """Whether a bound conversation's step would be much shorter if its cold pages were read in another way."""
+        g, rates = self._geometry, self.settings.rates
+        if c.slot is None or self.settings.mode != "auto" or not (self._stages_pay and g.zero_copy):
+            return False
+        cold, staged = self._cold_of(c.slot)
+        full, hot = g.full_pages(c.length), c.n_pages - cold
+        space = Space(
+            pages=c.n_pages,
+            least_hot=min(c.n_pages - full, hot),
+            device_bytes=hot * g.frame_bytes + staged * g.stage_bytes,
+            frame_bytes=g.frame_bytes,
+            stage_bytes=g.stage_bytes,
+            most_cold=full,
+        )
+        return gains_much(space, rates, (staged, cold - staged), prefill=prefill)
+
+    def _cold_of(self, slot: int) -> tuple[int, int]:
+        """How many pages of a slot's window are cold, and how many of these are staged."""
+        stages = self._windows.stage.reshape(-1, self._geometry.n_pages)[slot]
+        return int((self._windows.of(slot)[0] >= self._windows.first_host).sum()), int((stages != NONE).sum())
+
+    def settle_in(self, c: Conversation, *, prefill: bool = False) -> FrameIds | None:
         """Bring a conversation that does not fit to the device as far as it can be: the newest pages hot.
 
         Answers, by page, the stage of those that are to be read through one; the other cold ones can be read directly.
@@ -186,7 +206,7 @@ class Spill:
         n_new = int(self._geometry.full_pages(c.length) == c.n_pages)  # the next token needs one more
         must = len(mine) - len(sealed)
         most_cold = min(self._residency.lower.capacity(sealed), len(sealed))
-        mix = self._plan(int(reach + resident), len(sealed), must + n_new, most_cold, prefill=False)
+        mix = self._plan(int(reach + resident), len(sealed), must + n_new, most_cold, prefill=prefill)
         if mix is None:
             return None
         staged = self._arrange(c, sealed[: mix.cold], mine, mix.staged)

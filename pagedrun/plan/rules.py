@@ -58,8 +58,6 @@ LAYER_SECONDS = 100e-6
 RAM_LAYER_SECONDS = 110e-6
 #: A dense layer has fewer operations than one with experts or a recurrent state (an 8B: 3.8 ms, 1.5 of them reading).
 DENSE_SHARE = 0.7
-#: Copies of cold pages run beside everything else, but share the RAM's bandwidth with the experts.
-OVERLAP_LOSS = 0.4
 #: How often attention reads a byte of a cold page for a batch, where no stage holds it.
 PREFILL_READS = 16
 #: Share of a device's bandwidth that reading weights reaches.

@@ -12,19 +12,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from pagedrun.kv.cost import with_cold
 from pagedrun.plan import rules
 from pagedrun.plan.layers import Weights
 from pagedrun.plan.machine import MachineFacts
 from pagedrun.plan.pages import hot_and_staged
 from pagedrun.plan.result import KvPlan, Speed
-
-
-def with_cold(step: float, *, staged: float = 0.0, direct: float = 0.0) -> float:
-    """Seconds of a decoding step that takes `step` of them when nothing is cold.
-
-    staged: seconds of copying to stages, beside it; direct: of reading cold pages where they are, for which it waits.
-    """
-    return max(step, staged) + rules.OVERLAP_LOSS * min(step, staged) + direct
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +67,7 @@ class Predictor:
             seconds += rules.LAYER_SECONDS * dense * n_layers + rules.RAM_LAYER_SECONDS * self.weights.ram_layers
         seconds += missed / speeds.disk
         copies = cold * self.kv.token_bytes / speeds.pcie
-        return with_cold(seconds, direct=copies) if self.direct else with_cold(seconds, staged=copies)
+        return float(with_cold(seconds, direct=copies) if self.direct else with_cold(seconds, staged=copies))
 
     def _operations(self, depth: int) -> tuple[float, float]:
         """Of a token: products with weights, and attention over `depth` tokens."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 BLOCKS = (2, 3, 4, 6, 8, 12, 16)
 #: Shares of the time that attention may wait: below, copying can be slower; above, it has to be faster.
@@ -44,10 +44,16 @@ class Pace:
     _offset: int = 0
     _patience: int = 0
     _steps: int = 0
-    _since: float = field(default_factory=time.perf_counter)
+    _since: float = 0.0
 
-    def __call__(self) -> None:
-        """A step is about to run. Raises what the callables do."""
+    def __call__(self, *, decoding: bool = True) -> None:
+        """A step is about to run. While prompts are read nobody waits, which says nothing of the steps that come then.
+
+        Raises what the callables do.
+        """
+        if not decoding:
+            self._steps, self._since = 0, 0.0
+            return
         self._steps += 1
         if self._steps % EVERY != 1:
             return
@@ -56,8 +62,9 @@ class Pace:
             self._offset = 0
             return
         now = time.perf_counter()
-        if self.blocks:
-            self.adjust(self.waited() / max(now - self._since, 1e-9), cold)
+        waited = self.waited()
+        if self.blocks and self._since:
+            self.adjust(waited / max(now - self._since, 1e-9), cold)
         self._since = now
         self._tell(cold)
 

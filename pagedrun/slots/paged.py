@@ -30,6 +30,7 @@ class PagedSlots:
         self._failure: EngineError | None = None
         self._others = Others(manager, settings)
         self._asked = 0  # tokens that the next step computes
+        self._reading: dict[Slot, bool] = {}  # whether a slot reads a prompt, as its pages lie
         self._of: dict[Slot, ConversationId] = {Slot(i): manager.open() for i in range(runner.limits.max_num_seqs)}
 
     @property
@@ -55,7 +56,7 @@ class PagedSlots:
 
     def room(self, slot: Slot, n_tokens: int, *, spill: bool = False) -> bool:
         """Frames for the tokens, which others' idle pages may have to leave; with spill, its own oldest ones too."""
-        there = self._room(self._of[slot], n_tokens, spill=spill)
+        there = self._room(slot, n_tokens, spill=spill)
         self._asked += n_tokens if there else 0
         return there
 
@@ -72,7 +73,7 @@ class PagedSlots:
         self._manager.recall()
         self._manager.follow()
         self._manager.flush()
-        self._settings.pace()
+        self._settings.pace(decoding=asked <= self._settings.few)
         try:
             if self._manager.nearly_full:
                 self._manager.write_back(self._settings.write_back * asked // self._runner.limits.max_batch_tokens)
@@ -101,7 +102,7 @@ class PagedSlots:
 
     def pause(self, slot: Slot) -> None:
         """Its pages may go to the host."""
-        self._manager.unbind(slot)
+        self._release(slot)
 
     def wake(self, slot: Slot, *, spill: bool = False) -> bool:
         """Bring them back; with spill, as many as there is room for."""
@@ -126,7 +127,7 @@ class PagedSlots:
 
     def rest(self, slot: Slot, *, keep: bool) -> None:
         """The pages stay until somebody needs the room, for which some go to the disk now, while nobody waits."""
-        self._manager.unbind(slot)
+        self._release(slot)
         self._manager.sink(self._settings.write_back)
         if not keep:
             self.drop(slot)
@@ -145,7 +146,10 @@ class PagedSlots:
         """As the manager counts them, with the buffers."""
         return replace(self._manager.stats(), buffer_bytes=self._settings.buffer_bytes)
 
-    def _room(self, conversation: ConversationId, n_tokens: int, *, spill: bool) -> bool:
+    def _room(self, slot: Slot, n_tokens: int, *, spill: bool) -> bool:
+        if not self._suits(slot, prefill=n_tokens > self._settings.few):
+            return True  # as below
+        conversation = self._of[slot]
         if self._manager.append(conversation, n_tokens):
             return True
         if not spill or not self._manager.can_spill:
@@ -154,6 +158,23 @@ class PagedSlots:
         if spilled is None:
             return True  # `ready` says what went wrong; it was not for want of room
         return spilled and self._manager.append(conversation, n_tokens)
+
+    def _suits(self, slot: Slot, *, prefill: bool) -> bool:
+        """See that cold pages lie as suits what comes, prompt or answer. False: it failed, and `ready` says how."""
+        if self._reading.get(slot) == prefill:
+            return True
+        self._reading[slot] = prefill
+        conversation = self._of[slot]
+
+        def rearrange() -> bool:
+            if self.awake(slot):
+                return self._manager.rearrange(conversation, prefill=prefill)
+            return self._bind(slot, spill=True)
+
+        done = self._twice(rearrange)
+        if not done and self._failure is None:
+            self._failure = EngineError("pages in RAM do not fit any more", hint="this is a bug; -v shows more")
+        return bool(done)
 
     def _twice(self, operation: Callable[[], bool]) -> bool | None:
         """What an operation answers, tried again when the store fails; None: it failed again, which `ready` raises."""
@@ -165,6 +186,11 @@ class PagedSlots:
                 failure = e
         self._failure = failure
         return None
+
+    def _release(self, slot: Slot) -> None:
+        self._reading.pop(slot, None)
+        if self.awake(slot):  # else its pages could not be arranged anew
+            self._manager.unbind(slot)
 
     def _comes(self, slot: Slot) -> bool:
         """Whether its pages are coming from the disk while others compute; if not, they are read when it is bound."""

@@ -22,7 +22,8 @@ class PagedSettings:
     copied to the host while a whole batch is computed, in the background, so that they can leave without waiting; fewer
     in smaller steps, and only once the device is nearly full. check: called before and after every step. watch: asked
     every watch_steps steps how many bytes of the device others need; so many less than none when they have given some
-    back. pace: called before every step.
+    back. pace: called before every step, with whether it only decodes: few tokens at
+    most, for which attention reads a cold page about once, and not again and again.
     """
 
     snapshot_interval: int
@@ -32,7 +33,8 @@ class PagedSettings:
     check: Callable[[], None] = lambda: None
     watch: Callable[[], int] = lambda: 0
     watch_steps: int = 16
-    pace: Callable[[], None] = lambda: None
+    few: int = 32
+    pace: Callable[..., None] = lambda decoding: None
 
 
 class Others:

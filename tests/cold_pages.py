@@ -44,13 +44,15 @@ class Plain:
 
 
 class ColdPages(Plain):
-    """The same over frames; `move` decides where full pages are."""
+    """The same over frames; `move` decides where full pages are. ways: of HOT, ZERO_COPY and STAGED those there are."""
 
     def __init__(self, context: NativeContext, frames: NativeFrames) -> None:
         super().__init__(context)
         self.frames = frames
         self.geometry = frames.geometry
         self.n_cells = self.geometry.n_slots * self.geometry.n_pages
+        there = {HOT: True, ZERO_COPY: self.geometry.zero_copy, STAGED: self.geometry.stage_bytes > 0}
+        self.ways = tuple(way for way, is_there in there.items() if is_there)
         self.places: dict[int, str] = {}
         self._copied: set[int] = set()
 

@@ -35,6 +35,15 @@ def library() -> Library:
 
 
 @pytest.fixture(scope="session")
+def cuda_runtime(library: Library) -> None:
+    """The runtime is built for CUDA."""
+    from pagedrun.runtime.store import find_runtime
+
+    if not find_runtime().manifest.on_gpu:
+        pytest.skip("the runtime is built for the CPU: pagedrun setup builds one for CUDA where nvcc is")
+
+
+@pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The embedded default model's file."""
     from pagedrun import hub

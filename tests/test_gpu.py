@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -16,18 +17,11 @@ from pagedrun.service import Service
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not machine.has_nvidia_gpu(), reason="this machine has no NVIDIA GPU"),
+    pytest.mark.usefixtures("cuda_runtime"),
 ]
 
 PROMPT = tuple(range(1000, 1200))
 MIB = 1 << 20
-
-
-@pytest.fixture(autouse=True)
-def _cuda_runtime(library: object) -> None:
-    from pagedrun.runtime.store import find_runtime
-
-    if not find_runtime().manifest.on_gpu:
-        pytest.skip("the runtime is built for the CPU: pagedrun setup builds one for CUDA where nvcc is")
 
 
 def used() -> int:
@@ -48,6 +42,7 @@ def test_the_gpu_answers_like_the_cpu(tiny_hybrid: Path) -> None:
     with load_service(tiny_hybrid, EngineConfig(max_seq_len=1024)) as service:
         assert service.model.device == machine.gpus()[0].name
         gpu = answer(service)
+        assert (service.stats.kv is None) == ("PAGEDRUN_NO_VMM" in os.environ)
     assert gpu[0].logprob == pytest.approx(cpu[0].logprob, abs=0.1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -68,7 +69,8 @@ _INSTRUCTION_SETS = frozenset(
 
 @dataclass(frozen=True)
 class Gpu:
-    """One NVIDIA GPU. Its memory in bytes; `arch` is the compute capability without its dot, such as "86"."""
+    """One NVIDIA GPU. `index` is nvidia-smi's, not CUDA's; memory is in bytes; `arch` is the compute capability without
+    its dot, such as "86"."""
 
     index: int
     name: str
@@ -100,9 +102,13 @@ def has_nvidia_gpu() -> bool:
 
 
 def gpus() -> list[Gpu]:
-    """The NVIDIA GPUs that the driver knows; empty without a driver."""
+    """The NVIDIA GPUs that CUDA programs of this process will see, in CUDA's order; empty without a driver.
+
+    CUDA_VISIBLE_DEVICES is followed. Its indices are taken in the order of the PCI bus, as nvidia-smi has them. CUDA
+    itself counts so with CUDA_DEVICE_ORDER=PCI_BUS_ID, and otherwise puts the fastest first: for equal GPUs the same.
+    """
     with _driver() as nvml:
-        return [_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())] if nvml else []
+        return [_gpu(nvml, index) for index in _visible(nvml)] if nvml else []
 
 
 def driver_version() -> str | None:
@@ -123,7 +129,7 @@ def memory() -> Memory:
 
 
 def free_memory(on: Sequence[Gpu] | None = None) -> FreeMemory:
-    """RAM that programs can get without swapping, and free VRAM of these GPUs; None: of all that the driver knows."""
+    """RAM that programs can get without swapping, and free VRAM of these GPUs; None: of all that CUDA sees."""
     return FreeMemory(memory().available, sum(gpu.vram_free for gpu in (gpus() if on is None else on)))
 
 
@@ -168,6 +174,32 @@ def _driver() -> Iterator[Any]:
         yield pynvml
     finally:
         pynvml.nvmlShutdown()
+
+
+def _visible(nvml: Any) -> list[int]:
+    """NVML's indices of the GPUs that CUDA_VISIBLE_DEVICES leaves, up to its first invalid or repeated entry."""
+    count = int(nvml.nvmlDeviceGetCount())
+    entries = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if entries is None:
+        return list(range(count))
+    visible: list[int] = []
+    for entry in entries.split(","):
+        index = _index(nvml, entry.strip(), count)
+        if index is None or index in visible:
+            break
+        visible.append(index)
+    return visible
+
+
+def _index(nvml: Any, entry: str, count: int) -> int | None:
+    """Of the GPU that an entry names by its index (CUDA ignores what follows the digits) or by the start of its UUID;
+    None where that is no GPU or several, or a part of one (MIG)."""
+    if entry.startswith("GPU-"):
+        uuids = [_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))) for index in range(count)]
+        found = [index for index, uuid in enumerate(uuids) if uuid.startswith(entry)]
+        return found[0] if len(found) == 1 else None
+    digits = re.match("[0-9]+", entry)
+    return int(digits[0]) if digits and int(digits[0]) < count else None
 
 
 def _gpu(nvml: Any, index: int) -> Gpu:

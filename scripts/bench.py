@@ -39,11 +39,13 @@ def machine() -> dict[str, Any]:
 
 
 def in_use(*, gpu: bool) -> int:
-    """Bytes in use by anybody on the first GPU, as its driver says; without one, of RAM: what this process has of its
-    own, and all that is shared."""
+    """Bytes in use by anybody on the GPUs that CUDA sees, as their driver says; without `gpu`, of RAM: what this
+    process has of its own, and all that is shared. RuntimeError where CUDA sees none."""
     if gpu:
-        first = pagedrun.machine.gpus()[0]
-        return first.vram - first.vram_free
+        seen = pagedrun.machine.gpus()
+        if not seen:
+            raise RuntimeError("CUDA sees no GPU")
+        return sum(one.vram - one.vram_free for one in seen)
     own, shared = (_kib(path, name) for path, name in (("self/status", "RssAnon"), ("meminfo", "Shmem")))
     return (own + shared) << 10
 

@@ -19,7 +19,8 @@ class NVMLError(Exception):
 
 
 def driver(monkeypatch: pytest.MonkeyPatch, **functions: object) -> None:
-    """A pretended pynvml with two GPUs."""
+    """A pretended pynvml with two GPUs, none of them hidden."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     nvml = types.SimpleNamespace(
         NVMLError=NVMLError,
         nvmlInit=lambda: None,
@@ -29,6 +30,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, **functions: object) -> None:
         nvmlDeviceGetMemoryInfo=lambda handle: types.SimpleNamespace(total=(handle + 1) << 30, free=1 << 30),
         nvmlDeviceGetCudaComputeCapability=lambda handle: [(8, 6), (12, 0)][handle],
         nvmlDeviceGetName=lambda handle: ["RTX", b"RTX PRO"][handle],
+        nvmlDeviceGetUUID=lambda handle: ["GPU-1a2b-0", b"GPU-1a3c-1"][handle],
         nvmlSystemGetDriverVersion=lambda: b"580.1",
     )
     for name, function in functions.items():
@@ -42,6 +44,48 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (first.name, first.arch, first.vram, first.vram_free) == ("RTX", "86", 1 << 30, 1 << 30)
     assert (second.name, second.arch, second.vram) == ("RTX PRO", "120", 2 << 30)
     assert machine.driver_version() == "580.1"
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ("0", [0]),
+        ("1", [1]),
+        ("1,0", [1, 0]),
+        ("0, 1", [0, 1]),
+        ("1gpu", [1]),
+        ("GPU-1a3", [1]),
+        ("GPU-1a3c-1,GPU-1a2b-0", [1, 0]),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("1,-1,0", [1]),  # nothing counts after the first that names no GPU
+        ("1,2,0", [1]),
+        ("1,,0", [1]),
+        ("1,1,0", [1]),
+        ("1,GPU-1a3,0", [1]),
+        ("GPU-1a", []),  # both start so
+        ("GPU-1a3,GPU-ff,GPU-1a2", [1]),
+        ("gpu-1a3", []),
+        ("MIG-GPU-1a2b-0/1/0", []),
+        ("0,MIG-1a3c,1", [0]),
+    ],
+)
+def test_gpus_that_cuda_is_shown(monkeypatch: pytest.MonkeyPatch, entries: str, expected: list[int]) -> None:
+    driver(monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", entries)
+    found = machine.gpus()
+    assert [gpu.index for gpu in found] == expected
+    assert [gpu.vram for gpu in found] == [(index + 1) << 30 for index in expected]
+    assert machine.free_memory().vram == len(expected) << 30
+
+
+def test_a_hidden_gpu_still_has_driver_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(monkeypatch)
+    monkeypatch.setattr(machine, "_NVIDIA_DEVICES", (tmp_path,))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert machine.gpus() == []
+    assert machine.driver_version() == "580.1" and machine.has_nvidia_gpu()
 
 
 def test_free_memory_is_what_is_available_and_the_vram_of_the_gpus_in_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,20 @@
 """pagedrun's plan against what llama.cpp does by itself, and against placements by hand, in 6, 8 and 12 GiB of VRAM.
 
-    python scripts/bench_plan.py 35b.gguf --name 35b [--gib 6 8 12] [--depths 0 32768 131072] [--seconds 100]
+    python scripts/bench_plan.py 35b.gguf --name 35b [--gib 6 8 12] [--depths 0 32768 131072] [--whole]
+    python scripts/bench_plan.py 35b.gguf --name 35b-4k --gib 6 --context 4096 --depths 0 --whole
     python scripts/bench_plan.py tiny.gguf --cpu --depths 0 4096 --gib 6 --name tiny          to try the script
 
-Each candidate is a process of its own in what scripts/vram_ballast.py leaves; plan_side.py says what they are. Depth is
-written, not computed. The deepest context is full: it ends with the tokens that are measured.
+Each candidate is a process of its own (plan_side.py says what they are), for a context as long as the plan's. One after
+the other is started in so much free VRAM, and fills its context; then they decode in turn, a few tokens each, so that
+what drifts on a machine drifts for all. Depth is written, not computed. The deepest is where the context is all but
+full: it ends with the tokens that are measured.
 
---seconds    for each size: a candidate is only begun while there is time. What was measured is kept in
-             results/plan-NAME.rows.json, and a further run goes on with the next
-Passes (exit 0) if everything was measured, plans stay inside their size and take what was predicted, and at each depth
-they decode as fast as the best of llama.cpp's with a context as long, ties being within 2 %.
+--context    tokens that all candidates are made for; 0: what the plan chooses
+--whole      gpu_memory is the whole size; else pagedrun leaves 512 MiB, as it does without flags
+
+A size that is done is kept in results/plan-NAME.rows.json, and a further run goes on with the next.
+Passes (exit 0) if plans stay inside their size and take what was predicted, and at each depth they decode as fast as
+the best of llama.cpp's, ties being within 2 %.
 """
 
 from __future__ import annotations
@@ -17,143 +22,151 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
-import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import bench
+from vram_ballast import Ballast
 
 TIE = 0.02
 NO_ROOM = 3  # exit code of a candidate that does not fit
-NEEDED = 25.0  # seconds that a candidate is not begun without
-MOST = 120.0  # seconds that one may take
+MOST = 120.0  # seconds that an answer may take
+DECODED, LEAST_DECODED = 8, 2  # tokens of a turn; of one that is slow
+SLOW = 2.0  # times as long as the plan's
+PREFILLED = 2048
 OUT_OF_MEMORY = ("out of memory", "failed to allocate", "unable to allocate", "cudaMalloc failed")
-TWIN = "twin"  # llama.cpp over the weights that a plan placed
 HERE = Path(__file__).parent
+PLAN = "plan"
 
 
 class NotDoneError(Exception):
-    """A candidate has no row to be kept."""
+    """A candidate could not be measured."""
 
 
-def candidates(depths: list[int], rows: Callable[[], dict[str, dict[str, Any]]]) -> Iterator[str]:
-    """The important ones first. rows: what was measured until then, as some depend on others."""
-    shallow, *between, deep = sorted(depths)
-    yield "plan"
-    plan = rows().get("plan", {})
-    if "experts" in plan:  # there was time for the plan, and it did not fail
-        layers, most = plan["experts"], plan["layers"]
-        around = (layers - 2, layers + 2 if layers + 2 <= most else layers - 1)
-        yield from (f"ncmoe:{n}" for n in (*(() if TWIN in rows() else (layers,)), *around) if n >= 0)
-    yield f"fit:{deep}"
-    yield f"plan:{least(shallow)}"
-    yield f"fit:{least(shallow)}"
-    yield from (f"fit:{depth}" for depth in between)
+class Candidate:
+    """A process that has loaded a model its own way, and measures when it is asked to."""
 
-
-def least(depth: int) -> int:
-    """The context that somebody asks for who wants so many tokens: 4,096 at least, as llama.cpp's fitting does."""
-    return max(depth, 4096)
-
-
-def of_size(kept: bench.Kept, gib: str) -> dict[str, dict[str, Any]]:
-    """The rows of one size, by candidate; what a plan's process measured of llama.cpp is a row too."""
-    rows: dict[str, dict[str, Any]] = {}
-    for key, row in kept.rows.items():
-        size, _, candidate = key.partition(" ")
-        if size != gib:
-            continue
-        rows[candidate] = row
-        if "twin" in row:
-            rows[candidate.replace("plan", TWIN)] = row["twin"] | {"experts": row["experts"]}
-    return rows
-
-
-@dataclass
-class Size:
-    """What is measured within one size. deadline: on the monotonic clock."""
-
-    gib: str
-    args: argparse.Namespace
-    kept: bench.Kept
-    deadline: float
-
-    def measure(self) -> None:
-        """All candidates, as far as there is time; the important ones first."""
-        for candidate in candidates(self.args.depths, lambda: of_size(self.kept, self.gib)):
-            key = f"{self.gib} {candidate}"
-            try:
-                self.kept.row(key, lambda c=candidate: self._run(c))  # type: ignore[misc]
-            except NotDoneError as e:
-                print(f"{key}: {e}", file=sys.stderr, flush=True)
-
-    def _run(self, candidate: str) -> dict[str, Any]:
-        left = self.deadline - time.monotonic()
-        if left < NEEDED:
-            raise NotDoneError("no time left")
-        args, began = self.args, time.perf_counter()
+    def __init__(self, name: str, context: int, args: argparse.Namespace, files: ExitStack) -> None:
+        """Raises NotDoneError, with what it said."""
+        self.name = name
         command = [
-            sys.executable, str(HERE / "bench_plan.py"), str(args.model), "--child", candidate,
-            "--kv-type", args.kv_type, "--depths", *map(str, args.depths), "--rounds", str(args.rounds),
-            "--threads", str(args.threads), *(["--cpu"] if args.cpu else []), *(["--whole"] if args.whole else []),
-            *([] if args.twin else ["--no-twin"]),
+            sys.executable, __file__, str(args.model), "--child", name, "--of", str(context),
+            "--context", str(args.context), "--kv-type", args.kv_type, "--threads", str(args.threads),
+            *(["--cpu"] if args.cpu else []), *(["--whole"] if args.whole else []),
         ]  # fmt: skip
-        found, code, errors = start(command, min(left, MOST))
-        row = found | {"seconds": time.perf_counter() - began}
-        if code not in (0, NO_ROOM):
-            if not any(text in errors for text in OUT_OF_MEMORY):
-                raise NotDoneError(f"exit code {code}: {errors[-2000:]}")
-            row |= {"why": "does not fit: memory ran out"}
-        return row
+        self._log = bench.RESULTS / f".{name.replace(':', '-')}.log"
+        errors = files.enter_context(self._log.open("w"))
+        files.callback(self._log.unlink, missing_ok=True)
+        pipe, environment = subprocess.PIPE, os.environ | {"GGML_NO_BACKTRACE": "1"}  # a debugger may wait for ever
+        self._process = files.enter_context(
+            subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, env=environment, text=True)
+        )
+        files.callback(self._process.kill)
+        self.found = self._answer()
+
+    def ask(self, do: str, depth: int, n: int) -> dict[str, Any]:
+        """What it measured. Raises NotDoneError."""
+        assert self._process.stdin is not None
+        try:
+            print(json.dumps({"do": do, "depth": depth, "n": n}), file=self._process.stdin, flush=True)
+        except BrokenPipeError as e:
+            raise NotDoneError(self._why()) from e
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        watchdog = threading.Timer(MOST, self._process.kill)
+        watchdog.start()
+        line = self._process.stdout.readline()
+        watchdog.cancel()
+        answer: dict[str, Any] = json.loads(line) if line.endswith("\n") else {"why": self._why()}
+        if "why" in answer:
+            raise NotDoneError(answer["why"])
+        return answer
+
+    def _why(self) -> str:
+        code, errors = self._process.wait(), self._log.read_text()
+        memory = any(text in errors for text in OUT_OF_MEMORY)
+        return "does not fit: memory ran out" if memory else f"exit code {code}: {errors[-2000:]}"
 
 
-def start(command: list[str], seconds: float) -> tuple[dict[str, Any], int, str]:
-    """Run a child: what it found, its exit code, what it wrote to stderr. One that takes too long is killed: -9."""
-    environment = os.environ | {"GGML_NO_BACKTRACE": "1"}  # a debugger that is started to print one may wait for ever
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-        with subprocess.Popen(command, stdout=out, stderr=errors, env=environment) as process:
+def size_of(gib: float, args: argparse.Namespace, ballast: Ballast | None) -> dict[str, Any]:
+    """All candidates in one size: what each found, or why it did not."""
+    rows: dict[str, dict[str, Any]] = {}
+    with ExitStack() as files:
+        running: list[Candidate] = []
+
+        def start(name: str, context: int) -> dict[str, Any]:
+            if ballast is not None:
+                ballast.leave(int(gib * 2**30))
             try:
-                process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        out.seek(0)
-        errors.seek(0)
-        found: dict[str, Any] = {}
-        for line in out:
-            if line.startswith("{") and line.endswith("\n"):
-                found |= json.loads(line)
-        text = errors.read()
-    return found, process.returncode, f"{text}\nfound until then: {found}"
+                candidate = Candidate(name, context, args, files)
+                running.append(candidate)
+                rows[name] = dict(candidate.found)
+            except NotDoneError as e:
+                rows[name] = {"why": str(e)}
+            print(f"{gib:g} GiB, {name}: {rows[name]}", file=sys.stderr, flush=True)
+            return rows[name]
+
+        plan = start(PLAN, args.context or max(args.depths))
+        if "why" in plan:
+            raise RuntimeError(plan["why"])
+        context, layers = min(plan["context"], args.context or max(args.depths)), plan["experts"]
+        for name in (f"ncmoe:{layers}", "tuned", f"ncmoe:{layers + 2}", "fit"):
+            if name != f"ncmoe:{layers + 2}" or layers + 2 <= plan["layers"]:
+                start(name, context)
+        if rows["tuned"].get("experts") == layers >= 2:  # it may not fit, as llama.cpp reckons
+            start(f"ncmoe:{layers - 2}", context)
+        if ballast is not None:
+            ballast.leave(2 << 30)  # nobody who watches what is free is to give memory up
+        for depth in args.depths:
+            take_turns(running, max(min(depth, context - args.ahead), 0), depth, rows, args.rounds)
+    return {"rows": rows, "context": context}
 
 
-def within(args: argparse.Namespace) -> None:
-    """The process that measures one size, in what the ballast left."""
-    (gib,) = args.gib
-    kept = bench.Kept(f"plan-{args.name}")
-    Size(f"{gib:g}", args, kept, time.monotonic() + args.seconds).measure()
+def take_turns(running: list[Candidate], at: int, depth: int, rows: dict[str, Any], rounds: int) -> None:
+    """Decode in turn, and read prompts, at a depth."""
+    first = running[0]
+    for what, times, n_tokens in (("decode", rounds, DECODED), ("prefill", 2, PREFILLED)):
+        taken: dict[str, list[float]] = {c.name: [] for c in running}
+        for _ in range(times):
+            for candidate in running:
+                mine = taken[candidate.name]
+                slow = bool(mine) and mine[-1] > SLOW * taken[first.name][-1]
+                if slow and what == "prefill":
+                    continue
+                answer = candidate.ask(what, at, LEAST_DECODED if slow else n_tokens)
+                mine.append(answer["seconds"])
+                if "cold" in answer:
+                    rows[candidate.name][f"cold {depth}"] = answer["cold"]
+        for name, seconds in taken.items():
+            rows[name][f"{what} {depth}"] = 1 / statistics.median(seconds)
+            if what == "decode":
+                pairs = zip(seconds, taken[first.name], strict=True)
+                rows[name][f"ratio {depth}"] = statistics.median(theirs / ours for theirs, ours in pairs)
+        print(f"{what} {depth}: {taken}", file=sys.stderr, flush=True)
 
 
 def name_of(candidate: str, row: dict[str, Any]) -> str:
     """As the table says it."""
     kind, _, number = candidate.partition(":")
-    if kind == "plan":
-        return "pagedrun" + (f", --max-seq-len {int(number):,}" if number else "")
+    if kind == PLAN:
+        return "pagedrun"
     if kind == "fit":
-        return f"llama.cpp, --fit for {int(number):,} tokens"
-    if kind == TWIN:
-        return f"llama.cpp, -ncmoe {row['experts']}, as planned, in turn with it"
+        return "llama.cpp, --fit"
     return f"llama.cpp, -ncmoe {row.get('experts', number)}" + (", the fewest" if kind == "tuned" else "")
 
 
 def shown(gib: str, candidate: str, row: dict[str, Any], depths: list[int]) -> dict[str, Any]:
     """One line of the table."""
     line: dict[str, Any] = {"GiB": gib, "": name_of(candidate, row), "experts in RAM": row.get("experts", "-")}
-    line |= {"context": f"{row['context']:,}" if "context" in row else "-"}
     cold = row.get(f"cold {max(depths)}")
     line |= {"KV in RAM": "-" if cold is None else f"{cold:.0%}"}
     for what in ("decode", "prefill"):
@@ -162,51 +175,43 @@ def shown(gib: str, candidate: str, row: dict[str, Any], depths: list[int]) -> d
 
 
 def verdicts(gib: str, rows: dict[str, dict[str, Any]], depths: list[int]) -> Iterator[tuple[bool, str]]:
-    """At each depth a plan against the best of llama.cpp's whose context is as long."""
-    for candidate in (c for c in rows if c.startswith("plan") and "context" in rows[c]):
-        plan = rows[candidate]
-        others = {
-            c: r for c, r in rows.items() if not c.startswith("plan") and r.get("context", 0) >= plan["context"] - 256
-        }
-        for depth in depths:
-            key = f"decode {depth}"
-            best = max((c for c in others if key in others[c]), key=lambda c: others[c][key], default=None)
-            if best is None or key not in plan:
-                continue
-            ratio = plan[key] / others[best][key]
-            text = f"{gib} GiB, {depth:,} tokens: {name_of(candidate, plan)} decodes {ratio:.3f} times as fast"
-            yield ratio >= 1 - TIE, f"{text} as {name_of(best, others[best])}, the best of llama.cpp's of that context"
+    """At each depth the plan against the best of llama.cpp's, turn by turn."""
+    for depth in depths:
+        key = f"ratio {depth}"
+        others = {name: row[key] for name, row in rows.items() if name != PLAN and key in row}
+        best = min(others, key=others.__getitem__)
+        text = f"{gib} GiB, {depth:,} tokens: pagedrun decodes {others[best]:.3f} times as fast as "
+        yield others[best] >= 1 - TIE, f"{text}{name_of(best, rows[best])}, the best of llama.cpp's"
 
 
 def report(args: argparse.Namespace, kept: bench.Kept) -> bool:
     """Write what there is; whether all of it is as it should be."""
     lines, memory, notes, fine = [], [], [], True
     for gib in (f"{g:g}" for g in args.gib):
-        rows = of_size(kept, gib)
-        lines += [shown(gib, candidate, row, args.depths) for candidate, row in rows.items()]
+        if gib not in kept.rows:
+            notes.append(f"{gib} GiB: not measured yet")
+            fine = False
+            continue
+        rows, context = kept.rows[gib]["rows"], kept.rows[gib]["context"]
+        lines += [shown(gib, name, row, args.depths) for name, row in rows.items()]
+        notes.append(f"{gib} GiB: contexts of {context:,} tokens")
         for good, text in verdicts(gib, rows, args.depths):
             notes.append(text + ("" if good else " (slower)"))
             fine &= good
-        for candidate in (c for c in rows if "memory" in rows[c]):
-            memory.append({"GiB": gib, "": name_of(candidate, rows[candidate])} | rows[candidate]["memory"])
-            fine &= rows[candidate]["memory"]["within"] and rows[candidate]["peak MiB"] <= float(gib) * 1024
-        missing = [c for c in candidates(args.depths, lambda rows=rows: rows) if c not in rows]  # type: ignore[misc]
-        notes += [f"{gib} GiB: not measured yet: {', '.join(missing)}"] if missing else []
-        fine &= not missing
+        if "memory" in rows[PLAN]:
+            memory.append({"GiB": gib, "": "pagedrun"} | rows[PLAN]["memory"])
+            fine &= rows[PLAN]["memory"]["within"] and rows[PLAN]["peak MiB"] <= float(gib) * 1024
     if lines:
         notes += [
-            f"{args.model.name}, {args.kv_type}; the deepest context is full: it ends with what is measured",
-            f"medians of {args.rounds} (plans and what is in turn with them: of {2 * args.rounds}): 32 tokens decoded, "
-            "without sampling; 2,048 read",
+            f"{args.model.name}, {args.kv_type}; {args.rounds} turns of {DECODED} tokens each, without sampling, of "
+            "which medians are shown; ratios are medians of those turn by turn",
             "pagedrun has the whole size" if args.whole else "pagedrun leaves 512 MiB free, as it does without flags",
-            "KV in RAM: of the deepest context, read from there in every step",
-            "peak MiB: of the driver's figures, after each measurement; --fit: with the settings of llama-server; "
-            "-ncmoe: weights in RAM are pinned, and the context is as long as fits",
+            "peak MiB: as the driver says, with a full context; --fit: with the settings of llama-server; "
+            "-ncmoe: weights in RAM are pinned",
             kept.note,
         ]
-        bench.write(
-            f"plan-{args.name}", f"The plan against llama.cpp's own placements ({args.name})", lines, notes=notes
-        )
+        title = f"The plan against llama.cpp's own placements ({args.name})"
+        bench.write(f"plan-{args.name}", title, lines, notes=notes)
     if memory:
         bench.write(f"plan-{args.name}-memory", f"Plans against the driver ({args.name})", memory)
     return fine
@@ -217,37 +222,42 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--gib", type=float, nargs="+", default=[6, 8, 12])
-    parser.add_argument("--depths", type=int, nargs="+", default=[0, 32_768, 131_072], help="at least two")
-    parser.add_argument("--seconds", type=float, default=600, help="for each size")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--depths", type=int, nargs="+", default=[0, 32_768, 131_072])
+    parser.add_argument("--context", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=12, help="turns of each")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--kv-type", default="f16")
     parser.add_argument("--cpu", action="store_true")
-    parser.add_argument(
-        "--whole", action="store_true", help="gpu_memory is the whole size; else pagedrun leaves 512 MiB"
-    )
-    parser.add_argument("--no-twin", dest="twin", action="store_false", help="llama.cpp in processes of its own only")
+    parser.add_argument("--whole", action="store_true")
     parser.add_argument("--report", action="store_true", help="measure nothing, write what was kept")
     parser.add_argument("--name", default="gpu")
-    parser.add_argument("--within", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--of", type=int, default=0, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def main() -> int:
     args = arguments()
+    from bench_spill import AHEAD
+
+    args.ahead = AHEAD
     if args.child:
         from plan_side import Wish, child
 
-        return child(args.child, Wish(args.model, tuple(sorted(args.depths)), args))
-    if args.within:
-        within(args)
-        return 0
-    for gib in () if args.report else args.gib:
-        ballast = [] if args.cpu else [sys.executable, str(HERE / "vram_ballast.py"), f"{gib:g}", "--"]
-        command = [sys.executable, __file__, *sys.argv[1:], "--gib", f"{gib:g}", "--within"]  # the last --gib counts
-        subprocess.run([*ballast, *command], check=False)
-    return 0 if report(args, bench.Kept(f"plan-{args.name}")) else 1
+        return child(args.child, Wish(args.model, args.of, args))
+    kept = bench.Kept(f"plan-{args.name}")
+    if not args.report:
+        if not args.cpu:
+            from pagedrun import machine
+            from pagedrun.planning import EngineConfig, machine_facts
+
+            machine_facts(args.model, EngineConfig(), machine.gpus(), probe=True)  # what it finds is remembered
+        ballast = None if args.cpu else Ballast()
+        for gib in args.gib:
+            began = time.perf_counter()
+            kept.row(f"{gib:g}", lambda g=gib: size_of(g, args, ballast))  # type: ignore[misc]
+            print(f"{gib:g} GiB: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+    return 0 if report(args, kept) else 1
 
 
 if __name__ == "__main__":

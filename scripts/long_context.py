@@ -44,11 +44,11 @@ SIDES = ("small", "large")
 def child(side: str, args: argparse.Namespace) -> dict[str, Any]:
     """Load the model, read and go on. The row."""
     from plan_check import loaded
-    from plan_side import Served, Watch, Wish
+    from plan_side import Served, Watch
 
     from pagedrun import machine
 
-    watch = Watch(Wish(args.model, (), args))
+    watch = Watch(cpu=args.cpu)
     gpus = [] if args.cpu else machine.gpus()
     began = time.perf_counter()
     with all_on_the_device() if side == "large" else nullcontext(), loaded(args.model, config(args), gpus) as found:

@@ -37,18 +37,37 @@ class Driver:
         self.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value
 
-    def allocate(self, size: int) -> None:
-        """Take `size` bytes until the process ends."""
+    def allocate(self, size: int) -> int:
+        """Take `size` bytes until they are released or the process ends; answers where they are."""
         pointer = ctypes.c_uint64()
         self.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
+        return pointer.value
+
+    def release(self, pointer: int) -> None:
+        """Give back what was allocated."""
+        self.call("cuMemFree_v2", ctypes.c_uint64(pointer))
+
+
+class Ballast:
+    """Takes what is free, but for as much as is to be left."""
+
+    def __init__(self) -> None:
+        self._driver = Driver()
+        self._pieces: list[int] = []
+
+    def leave(self, size: int) -> int:
+        """See that `size` bytes are free, or a little more; answers how many."""
+        while self._pieces and self._driver.free() < size:
+            self._driver.release(self._pieces.pop())
+        while (surplus := self._driver.free() - size) > 2 << 20:
+            self._pieces.append(self._driver.allocate(min(surplus, PIECE)))
+        return self._driver.free()
 
 
 def main() -> int:
     leave, command = float(sys.argv[1]) * 2**30, sys.argv[sys.argv.index("--") + 1 :]
-    driver = Driver()
-    while (surplus := driver.free() - int(leave)) > 2 << 20:
-        driver.allocate(min(surplus, PIECE))
-    print(f"ballast: {driver.free() / 2**30:.2f} GiB left free", file=sys.stderr, flush=True)
+    left = Ballast().leave(int(leave))
+    print(f"ballast: {left / 2**30:.2f} GiB left free", file=sys.stderr, flush=True)
     return subprocess.run(command, check=False).returncode
 
 

@@ -2,8 +2,9 @@
 
 plan     as every command loads a model: the plan, pages, spilling
 fit      llama.cpp's own fitting with llama-server's settings (1,024 MiB left, batches of 512)
-ncmoe:K  routed experts of the first K layers in RAM, pinned, all else in VRAM
+ncmoe:K  routed experts of the first K layers in RAM, pinned, all else in VRAM; batches as large as the plan's
 tuned    the same with the fewest such layers with which the context fits
+usual    the same as tuned with llama-server's batches of 512, whose buffers take less
 
 It loads the model for a context of so many tokens, fills that once, and says what it takes: a JSON object on stdout.
 Then it measures what is asked for, a JSON object a line on stdin, and answers each with one on stdout.
@@ -109,15 +110,16 @@ def planned(wish: Wish, watch: Watch) -> Iterator[Any]:
         experts = len(plan.settings.ram_experts) if plan is not None else 0
         side = Served.of(service)
         tried(side, wish, watch)
-        found = {"experts": experts, "layers": layers, "context": service.limits.max_seq_len}
+        limits = service.limits
+        found = {"experts": experts, "layers": layers, "context": limits.max_seq_len, "batch": limits.max_batch_tokens}
         if plan is not None:
             found["memory"] = memory_row(plan, side.slots.stats(), watch.note())
             found["predicted"] = {s.depth: s.decode for s in plan.speeds}
         yield side, found
 
 
-def stock(wish: Wish) -> tuple[Placement, Door, Any]:
-    """Parameters as llama-server has them, where nothing is placed yet."""
+def stock(wish: Wish, batch: int = UBATCH) -> tuple[Placement, Door, Any]:
+    """Parameters as llama-server has them, where nothing is placed yet. batch: tokens computed at once."""
     library = load()
     library.log.verbose = True  # a computation that gets no memory ends the process, and only the log says why
     door = Door(library.common)
@@ -129,7 +131,7 @@ def stock(wish: Wish) -> tuple[Placement, Door, Any]:
         kv_type=wish.args.kv_type,
     )
     placement = Placement(library.llama, door, wish.path, config)
-    placement.context_params.n_ubatch = UBATCH
+    placement.context_params.n_ubatch = batch
     placement.context_params.flash_attn_type = FLASH_ATTENTION_ON
     placement.set_seq_len(-(-wish.context // 256) * 256, 1)
     return placement, door, library
@@ -142,7 +144,8 @@ def run(wish: Wish, watch: Watch, library: Any, placement: Placement, **found: A
     of = Placed(placement, native, PagesDoor(library.llama._lib))
     side = Deep(of, int(placement.context_params.n_ctx) - AHEAD)  # type: ignore[arg-type]
     tried(side, wish, watch)
-    yield side, found | {"context": int(placement.context_params.n_ctx)}
+    params = placement.context_params
+    yield side, found | {"context": int(params.n_ctx), "batch": int(params.n_ubatch)}
     side.close()
     native.close()
 
@@ -166,9 +169,9 @@ def fitted(wish: Wish, watch: Watch) -> Iterator[Any]:
 
 
 @contextmanager
-def by_hand(wish: Wish, watch: Watch, n_layers: int) -> Iterator[Any]:
+def by_hand(wish: Wish, watch: Watch, n_layers: int, batch: int) -> Iterator[Any]:
     """Experts of the first layers in RAM. n_layers -1: as few as fit."""
-    placement, door, library = stock(wish)
+    placement, door, library = stock(wish, batch)
     most = len(shape_of(read_facts(wish.path)).layers)
     choices = range(most + 1) if n_layers < 0 else range(n_layers, n_layers + 1)
     fits = bisect_left(choices, True, key=lambda k: room_for(k, placement, (door, library, wish)))  # the more, the less
@@ -246,8 +249,9 @@ def child(candidate: str, wish: Wish) -> int:
     ways: dict[str, Callable[[Wish, Watch], Any]] = {
         "plan": planned,
         "fit": fitted,
-        "ncmoe": lambda wish, watch: by_hand(wish, watch, int(number)),
-        "tuned": lambda wish, watch: by_hand(wish, watch, -1),
+        "ncmoe": lambda wish, watch: by_hand(wish, watch, int(number), wish.args.batch),
+        "tuned": lambda wish, watch: by_hand(wish, watch, -1, wish.args.batch),
+        "usual": lambda wish, watch: by_hand(wish, watch, -1, UBATCH),
     }
     watch, began = Watch(cpu=wish.args.cpu), time.perf_counter()
     try:

@@ -57,12 +57,24 @@ def test_a_small_card_gets_all_but_experts_then_a_whole_window_then_experts(big:
     assert plan.kv.hot >= WINDOW
     assert (0 if vram == 6 else 1) <= on_gpu(plan, big) < 40
     assert plan.settings.max_seq_len == WINDOW
-    assert plan.settings.batch == 2048
+    assert 1536 <= plan.settings.batch <= 2048
     assert plan.settings.pinned
     held = plan.settings.ram_experts
     assert held == tuple(range(len(held)))  # the first layers' experts are in RAM, as llama.cpp's --n-cpu-moe has it
     # not one more layer's experts would have had room
     assert (plan.kv.hot - WINDOW) * plan.kv.token_bytes < big.layers[held[-1]].experts + MIB
+
+
+@pytest.mark.parametrize("vram", SMALL_CARDS)
+def test_a_batch_gives_way_to_one_more_layers_experts(big: ModelShape, vram: int) -> None:
+    """To the largest batch with which they fit; one that was asked for stays as it is."""
+    plan, large = planned(big, machine_with(vram)), planned(big, machine_with(vram), max_batch_tokens=2048)
+    assert large.settings.batch == 2048
+    assert on_gpu(plan, big) - on_gpu(large, big) == (plan.settings.batch < 2048)
+    assert any("one more layer's experts" in reason for reason in plan.reasons) == (plan.settings.batch < 2048)
+    if plan.settings.batch < 2048:
+        more = planned(big, machine_with(vram), max_batch_tokens=plan.settings.batch + 128)
+        assert on_gpu(more, big) == on_gpu(large, big)
 
 
 def test_a_length_that_was_asked_for_comes_before_experts(big: ModelShape) -> None:
@@ -189,7 +201,7 @@ def test_answers_of_llama_cpp_go_before_reckoning(big: ModelShape) -> None:
     config = EngineConfig()
     rows = [[512, 4096, 100 * MIB, MIB], [512, WINDOW, 300 * MIB, MIB], [2048, 4096, 200 * MIB, 0]]
     asked = Measured([*rows, [2048, WINDOW, 800 * MIB, 4 * MIB]], rows)
-    plan = make_plan(big, machine_with(8), config, asked)
+    plan = make_plan(big, machine_with(8), replace(config, max_batch_tokens=2048), asked)
     assert not plan.reckoned
     (buffers,) = (item for item in plan.items if item.name == "compute buffers")
     assert buffers.vram == 800 * MIB

@@ -3,7 +3,8 @@
     1  the longest window whose conversation fits VRAM and RAM together
     2  for it, as much hot as is wished (with routed experts a whole window, else rules.HOT_TOKENS) and the largest
        batch; less of both where VRAM is short
-    3  routed experts, layer by layer from the last, in what is left; only once the wish is met
+    3  routed experts, layer by layer from the last, in what is left; only once the wish is met. If one more layer all
+       but fits, the batch gives way, by a quarter of it at most
     4  what is left then is room for more pages
 
 More VRAM therefore never gives a shorter window or fewer experts. If not even the shortest window fits with all layers
@@ -111,7 +112,17 @@ class _Chooser:
             if not self._fits(more, trial):
                 break
             chosen = more
-        return Choice(chosen, trial)
+        return self._one_more(chosen, trial)
+
+    def _one_more(self, weights: Weights, trial: Trial) -> Choice:
+        """The experts of one more layer, where a smaller batch leaves room for them."""
+        if not self.needs.config.max_batch_tokens:
+            more = replace(weights, ram_experts=weights.ram_experts[:-1])
+            for batch in range(trial.batch - rules.BATCH_STEP, trial.batch * 3 // 4 - 1, -rules.BATCH_STEP):
+                smaller = replace(trial, batch=batch)
+                if more.ram_experts and self._fits(more, smaller):
+                    return Choice(more, smaller)
+        return Choice(weights, trial)
 
     def _longer(self, weights: Weights, trial: Trial) -> Choice:
         """Beyond the usual window as far as all of a conversation stays hot."""

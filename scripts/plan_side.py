@@ -3,8 +3,7 @@
 plan     as every command loads a model: the plan, pages, spilling
 fit      llama.cpp's own fitting with llama-server's settings (1,024 MiB left, batches of 512)
 ncmoe:K  routed experts of the first K layers in RAM, pinned, all else in VRAM; batches as large as the plan's
-tuned    the same with the fewest such layers with which the context fits
-usual    the same as tuned with llama-server's batches of 512, whose buffers take less
+usual    the same with batches of 512, as llama-server has them, and with the fewest such layers with which it fits
 
 It loads the model for a context of so many tokens, fills that once, and says what it takes: a JSON object on stdout.
 Then it measures what is asked for, a JSON object a line on stdin, and answers each with one on stdout.
@@ -250,7 +249,6 @@ def child(candidate: str, wish: Wish) -> int:
         "plan": planned,
         "fit": fitted,
         "ncmoe": lambda wish, watch: by_hand(wish, watch, int(number), wish.args.batch),
-        "tuned": lambda wish, watch: by_hand(wish, watch, -1, wish.args.batch),
         "usual": lambda wish, watch: by_hand(wish, watch, -1, UBATCH),
     }
     watch, began = Watch(cpu=wish.args.cpu), time.perf_counter()

@@ -186,6 +186,7 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=20, help=f"of {AT_ONCE} requests each")
     parser.add_argument("--prompt", type=int, default=200, help="tokens that a conversation begins with, on average")
+    parser.add_argument("--long", type=int, default=1, help="times as much, with which every fifth one begins")
     parser.add_argument("--says", type=int, default=24, help="tokens that a turn adds")
     parser.add_argument("--answers", type=int, default=12, help="tokens of an answer")
     parser.add_argument("--page-size", type=int, default=0, help="tokens; 0: 16 on the CPU, 128 on a GPU")
@@ -206,7 +207,8 @@ def main() -> None:
         rows.append(row(share, way.prefetch, way.policy, kept.row(str(way), measure)))
     g = run.frames.geometry
     notes = [
-        f"{args.conversations} conversations that begin with {args.prompt} tokens on average, {args.rounds} rounds of "
+        f"{args.conversations} conversations that begin with {args.prompt} tokens on average, every fifth with "
+        f"{args.long} times as many; {args.rounds} rounds of "
         f"{AT_ONCE} requests; each adds {args.says} tokens and is answered by {args.answers}; seed {args.seed}",
         f"{whole['pages']:,} pages of {g.tokens_per_page:.4g} tokens and {g.frame_bytes:,} bytes are needed in all",
         f"medians of {args.repeat}"

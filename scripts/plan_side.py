@@ -2,7 +2,8 @@
 
 plan     as every command loads a model: the plan, pages, spilling
 fit      llama.cpp's own fitting with llama-server's settings (1,024 MiB left, batches of 512)
-ncmoe:K  routed experts of the first K layers in RAM, pinned, all else in VRAM; batches as large as the plan's
+ncmoe:K  routed experts of the first K layers in RAM, pinned, all else in VRAM; batches as large as the plan's, or of
+         512 where these do not fit
 usual    the same with batches of 512, as llama-server has them, and with the fewest such layers with which it fits
 
 It loads the model for a context of so many tokens, fills that once, and says what it takes: a JSON object on stdout.
@@ -170,11 +171,15 @@ def fitted(wish: Wish, watch: Watch) -> Iterator[Any]:
 @contextmanager
 def by_hand(wish: Wish, watch: Watch, n_layers: int, batch: int) -> Iterator[Any]:
     """Experts of the first layers in RAM. n_layers -1: as few as fit."""
-    placement, door, library = stock(wish, batch)
     most = len(shape_of(read_facts(wish.path)).layers)
     choices = range(most + 1) if n_layers < 0 else range(n_layers, n_layers + 1)
-    fits = bisect_left(choices, True, key=lambda k: room_for(k, placement, (door, library, wish)))  # the more, the less
-    if fits == len(choices):
+    for n_tokens in (batch, UBATCH):
+        placement, door, library = stock(wish, n_tokens)
+        of = (door, library, wish)
+        fits = bisect_left(choices, True, key=lambda k: room_for(k, placement, of))  # the more, the less
+        if fits < len(choices):
+            break
+    else:
         raise NotEnoughMemoryError("llama.cpp's own figures are more than what is free")
     kept = put(placement, library, choices[fits])
     with run(wish, watch, library, placement, experts=choices[fits]) as opened:

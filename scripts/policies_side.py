@@ -35,7 +35,9 @@ class Trace:
 
     @classmethod
     def drawn(cls, args: argparse.Namespace) -> Trace:
-        """Popularity falls as in Zipf's law. Every fourth conversation begins as the first one does."""
+        """Popularity falls as in Zipf's law. Every fourth conversation begins as the first one does, and every fifth
+        is `long` times as long.
+        """
         rng = random.Random(args.seed)
         n = args.conversations
         weights = [1 / (i + 1) ** 0.9 for i in range(n)]
@@ -49,7 +51,7 @@ class Trace:
         common = words(rng, args.prompt // 2)
         begins = []
         for i in range(n):
-            length = round(args.prompt * rng.uniform(0.5, 1.5))
+            length = round(args.prompt * rng.uniform(0.5, 1.5) * (args.long if i % 5 == 2 else 1))
             start = common if i % 4 == 0 else ()
             begins.append(start + words(rng, max(length - len(start), 8)))
         return cls(rounds, begins, args.says, args.answers)

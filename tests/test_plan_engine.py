@@ -69,7 +69,7 @@ def test_parameters_follow_the_plan(big: Path) -> None:
     assert (params.n_gpu_layers, params.load_mode) == (41, 0)
     found = entries(params.tensor_buft_overrides, len(held) + 1)
     assert found == [*((pattern(layer).encode(), 4711) for layer in held), (None, None)]
-    assert placement.context_params.n_ubatch == 2048
+    assert placement.context_params.n_ubatch == placement.plan.settings.batch
     assert placement.on_gpu
 
 

@@ -61,7 +61,8 @@ class _Chooser:
         return self._fewer_layers()
 
     def _fits(self, weights: Weights, trial: Trial) -> bool:
-        return self.needs.wanted(weights, trial) <= self.needs.machine.vram
+        wanted = self.needs.wanted(weights, trial)
+        return not wanted or wanted + rules.UNEVEN <= self.needs.machine.vram
 
     def _trials(self, weights: Weights) -> Iterator[Trial]:
         """The better ones first."""

@@ -15,6 +15,8 @@ CUDA_CONTEXT = 480 * MIB
 #: What comes with the first batches: kernels are loaded when they are first run, cuBLAS takes its workspace, and
 #: ggml's pool holds the quantised inputs of matrix products.
 CUDA_LATER = 256 * MIB
+#: By so much a start differs from the other, and pages must not be fewer for it than they were promised.
+UNEVEN = 64 * MIB
 #: Left to the desktop and the driver, unless somebody says how much VRAM may be used.
 VRAM_MARGIN = 512 * MIB
 #: RAM for Python, tables, the vocabulary.

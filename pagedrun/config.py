@@ -130,7 +130,7 @@ def load_config(flags: Mapping[str, Any] | None = None, *, file: Path | None = N
     values: dict[str, Any] = {}
     if file or path.exists():
         values |= _typed(_read(path), lambda name: f"{path}: {name}")
-    values |= _typed(_environment(), lambda name: f"the environment: {name}")
+    values |= _typed(_environment(), lambda name: f"the environment: {_PREFIX}{name.upper()}")
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     values |= _typed(given, lambda name: f"--{name.replace('_', '-')}")
     return EngineConfig(**values)

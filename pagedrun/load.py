@@ -84,7 +84,19 @@ def load_service(
     runner = NativeRunner(model, opened.context, door, opened.limits, can_rewind=info.can_rewind, frames=frames)
     slots = None if room is None else _paged(runner, room, config, plan, library)
     engine = Engine(runner, slots, prefill_chunk=config.prefill_chunk)
+    if yarn is not None and engine.max_tokens < config.max_seq_len:
+        runner.shutdown()
+        raise _scaled_for_less(engine.max_tokens, config, facts.context or 0)
     return Service(engine, info, templates, sampling_defaults=sampling_defaults)
+
+
+def _scaled_for_less(n_tokens: int, config: EngineConfig, trained: int) -> NotEnoughMemoryError:
+    """Positions would be scaled for a length that memory has no room for: answers would be worse for nothing."""
+    instead = f"--max-seq-len {n_tokens}" + ("" if n_tokens > trained else ", without --rope-scaling")
+    return NotEnoughMemoryError(
+        f"a conversation can have {n_tokens:,} of the {config.max_seq_len:,} tokens that positions are scaled for",
+        hint=f"use {instead}, or raise gpu_memory, or swap_space where pages may spill",
+    )
 
 
 def _plan(facts: ModelFacts, config: EngineConfig, gpus: Sequence[machine.Gpu], library: Library) -> Plan | None:

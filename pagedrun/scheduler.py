@@ -272,7 +272,7 @@ class Scheduler:
         return best, longest
 
 
-NO_MEMORY = "there is no memory for more; raise gpu_memory, or use --kv-type q8_0"
+NO_MEMORY = "there is no memory for more; raise gpu_memory, or swap_space where pages may spill, or use --kv-type q8_0"
 
 
 def _chunk(slot: Slot, sequence: Sequence, count: int) -> Chunk:

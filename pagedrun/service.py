@@ -79,8 +79,12 @@ class Service:
     @property
     def context_hint(self) -> str:
         """What to do when a conversation is longer than fits."""
-        short = self._engine.max_tokens < self._engine.runner.limits.max_seq_len
-        return NO_MEMORY if short else "shorten the prompt, or raise --max-seq-len"
+        limit = self._engine.runner.limits.max_seq_len
+        if self._engine.max_tokens < limit:
+            return NO_MEMORY
+        if 0 < self.model.n_ctx_train <= limit:
+            return "shorten the prompt: the model was trained for no more, which --rope-scaling yarn goes beyond"
+        return "shorten the prompt, or raise --max-seq-len"
 
     @property
     def vocab(self) -> Vocab:

@@ -119,9 +119,9 @@ def test_what_is_wrong_in_a_file_is_said_with_the_file(tmp_path: Path, line: str
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("paging", "yes", "the environment: paging 'yes' is not known"),
-        ("max_num_seqs", "257", "the environment: max_num_seqs must be 256 or less, not 257"),
-        ("gpu_memory", "4.5", "the environment: gpu_memory must be a size, not '4.5'"),
+        ("paging", "yes", "the environment: PAGEDRUN_PAGING 'yes' is not known"),
+        ("max_num_seqs", "257", "the environment: PAGEDRUN_MAX_NUM_SEQS must be 256 or less, not 257"),
+        ("gpu_memory", "4.5", "the environment: PAGEDRUN_GPU_MEMORY must be a size, not '4.5'"),
     ],
 )
 def test_what_is_wrong_in_the_environment_is_said_so(

@@ -15,7 +15,7 @@ import pytest
 from pagedrun import machine, speeds
 from pagedrun.cli import main
 from pagedrun.config import EngineConfig, load_config
-from pagedrun.errors import UsageError
+from pagedrun.errors import NotEnoughMemoryError, UsageError
 from pagedrun.gguf_file import read_facts
 from pagedrun.load import load_service
 from pagedrun.native.context import NativeContext
@@ -284,3 +284,12 @@ def test_a_model_without_rotations_cannot_be_scaled(
     with pytest.raises(UsageError, match="no positions that could be scaled"):
         opened(smollm2, max_seq_len=16_384, rope_scaling="yarn")
     opened(smollm2, max_seq_len=8192, rope_scaling="yarn").close()
+
+
+@pytest.mark.real
+def test_a_length_that_memory_has_no_room_for_is_refused(library: object, smollm2: Path) -> None:
+    """Else answers would be worse for tokens that nobody can have."""
+    config = EngineConfig(max_seq_len=65_536, rope_scaling="yarn", gpu_memory=100 << 20, gpu_layers=0, spill="off")
+    with pytest.raises(NotEnoughMemoryError, match="tokens that positions are scaled for") as e:
+        load_service(smollm2, config)
+    assert "without --rope-scaling" in e.value.hint and "raise gpu_memory" in e.value.hint

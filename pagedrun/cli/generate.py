@@ -18,6 +18,7 @@ from pagedrun.catalog import load_catalog
 from pagedrun.cli import console
 from pagedrun.errors import EngineError, ModelError, ModelNotFoundError
 from pagedrun.request import Finished, FinishReason, GenerationRequest, Grammar
+from pagedrun.rope import scaling_text
 
 if TYPE_CHECKING:
     from pagedrun.catalog import ModelSpec
@@ -102,7 +103,11 @@ def open_model(located: hub.LocatedModel, engine: EngineOptions, template: Templ
 
 
 def _tell_of_room(config: EngineConfig, service: Service) -> None:
-    """Say so where memory holds less than was asked for. It is no error: a window costs nothing, only tokens do."""
+    """Say so where memory holds less than was asked for. It is no error: a window costs nothing, only tokens do. And
+    where positions are scaled.
+    """
+    if scaled := scaling_text(config, service.model.n_ctx_train):
+        console.note(f"note: {scaled}")
     fits = service.limits.max_seq_len
     if fits >= config.max_seq_len:
         return

@@ -52,7 +52,7 @@ def test_a_switch_in_the_environment(written: str, monkeypatch: pytest.MonkeyPat
 
 def test_a_switch_that_is_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAGEDRUN_DEBUG_KV", "maybe")
-    with pytest.raises(UsageError, match="debug_kv must be true or false"):
+    with pytest.raises(UsageError, match="PAGEDRUN_DEBUG_KV must be true or false"):
         load_config()
 
 

@@ -7,7 +7,7 @@ rules      every number that was chosen rather than read, and why
 layers     which layers and experts are on the GPU
 pages      the KV cache: tokens on the GPU, in RAM, on disk
 need       what a trial takes
-choose     the trial that is taken; cpu: without a GPU
+choose     the trial that is taken; cpu: without a GPU, ram: how its pages and buffers share a budget
 finish     the plan of it: lines, what is missing, settings
 reasons    why it is so
 speed      tokens a second

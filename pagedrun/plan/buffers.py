@@ -23,6 +23,8 @@ from pagedrun.plan.shape import ModelShape
 
 _STEP = 256  # llama.cpp rounds the length that attention reads up to it
 _SLACK = 32 * MIB  # alignment, and holes between tensors
+#: Bytes of a token beside its activations: its number, its position, where its K and V go; with recurrent layers more.
+_INPUTS, _HYBRID_INPUTS = 24, 100
 
 
 class BufferModel(Protocol):
@@ -75,8 +77,19 @@ class Reckoned:
     def cpu(self, batch: int, n_kv: int) -> int:
         """Without a GPU: what llama.cpp answers for the CPU, to the byte or nearly."""
         s = self.shape
-        token = 4 * (3 * s.ff + (4 + s.experts[1]) * s.n_embd)
-        return attention_bytes(batch, n_kv, 0) + batch * token
+        token = 4 * max(3 * s.ff + (4 + s.experts[1]) * s.n_embd, self._attention)
+        inputs = _HYBRID_INPUTS if s.kv.recurrent_layers else _INPUTS
+        return attention_bytes(batch, n_kv, 0) + batch * (token + inputs) + 32
+
+    @property
+    def _attention(self) -> int:
+        """Numbers of a token in an attention layer: more than in the other part of it where heads are wide."""
+        s = self.shape
+        keys = s.kv.full_elements // max(s.kv.full_layers, 1) // 2
+        queries = keys * max(s.heads, 1) // max(s.kv_heads, 1)
+        if s.kv.recurrent_layers:  # queries are gated
+            return 4 * queries + 2 * keys + 2 * s.n_embd
+        return 2 * queries + 2 * keys + s.n_embd
 
 
 @dataclass(frozen=True, slots=True)

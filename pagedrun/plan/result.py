@@ -69,6 +69,7 @@ class Plan:
     and not asked of llama.cpp. from_disk: bytes of weights that RAM has no room for, and that are read again each
     time. ram_needed: without RAM for pages that had to leave VRAM, spared: of it, weights that may come from disk
     instead; swap: that for pages, as far as it can be pinned beside everything else. paged: whether the KV cache is.
+    off_gpu: why nothing is on a GPU that there is.
     """
 
     model: str
@@ -91,6 +92,7 @@ class Plan:
     spared: int = 0
     swap: int = 0
     paged: bool = True
+    off_gpu: str = ""
 
     @property
     def fits(self) -> bool:

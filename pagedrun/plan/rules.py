@@ -53,6 +53,8 @@ BATCHES = (2048, 1024, 512)
 #: experts are 2 % of a token's time on an H200's host; half the batch would be 38 % of the speed of prompts.
 BATCH_STEP = 128
 CPU_BATCH = 512
+#: Tokens of a conversation for which the RAM that a plan needs without a GPU is reckoned, when no length is asked for.
+CPU_LEAST = 2048
 
 # -- speed ---------------------------------------------------------------------------------------------------------
 

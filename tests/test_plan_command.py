@@ -152,10 +152,30 @@ def test_a_model_is_called_what_the_user_calls_it(here: Path, capsys: Any) -> No
 
 def test_no_layer_on_the_gpu_is_a_plan_for_the_cpu(here: Path, capsys: Any) -> None:
     assert main.run(["plan", str(here), "--gpu-memory", "700MiB"]) == 0
-    assert "not one layer fits 700 MiB of VRAM: everything is computed on the CPU" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "not one layer fits 700 MiB of VRAM: with the output it takes" in err
+    assert "736 MiB of it for CUDA itself; everything is computed on the CPU" in err
     assert main.run(["plan", str(here), "--gpu-memory", "2GiB", "--gpu-layers", "0"]) == 0
     out, err = capsys.readouterr()
     assert "no GPU" in out and "VRAM:" not in err
+
+
+def test_the_size_of_a_gpu_is_no_limit_on_ram(here: Path, capsys: Any) -> None:
+    yarn = ["-c", "1048576", "--rope-scaling", "yarn", "--json"]
+    assert main.run(["plan", str(here), "--gpu-memory", "1000MiB", *yarn]) == 1
+    refused, err = json.loads((found := capsys.readouterr()).out), found.err
+    assert refused["missing_in"] == "RAM"
+    assert "gpu_memory" not in err
+    assert main.run(["plan", str(here), "--gpu-memory", "700MiB", "--json"]) == 0
+    with_card = json.loads(capsys.readouterr().out)
+    assert main.run(["plan", str(here), "--json"]) == 0
+    without = json.loads(capsys.readouterr().out)
+    assert with_card["settings"] == without["settings"]
+    assert with_card["items"] == without["items"]
+    assert main.run(["plan", str(here), "--gpu-memory", "700MiB", "--explain"]) == 0
+    out = capsys.readouterr().out
+    assert "- Nothing is on the GPU: not one layer fits 700 MiB" in out
+    assert "Without a GPU" not in out
 
 
 def test_other_ram_is_no_answer_to_what_vram_lacks(here: Path, capsys: Any) -> None:

@@ -173,12 +173,12 @@ def _notes(planned: Planned) -> Iterator[str]:
     from pagedrun.rope import scaling_text
     from pagedrun.units import size
 
-    config, machine, plan = planned.config, planned.machine, planned.plan
+    config, plan = planned.config, planned.plan
     if scaled := scaling_text(config, planned.shape.n_ctx_train):
         yield scaled
-    if machine.vram and config.gpu_layers and not plan.settings.gpu_layers:
-        yield f"not one layer fits {size(machine.vram)} of VRAM: everything is computed on the CPU"
-    if not plan.vram and config.gpu_memory > (there := plan.context):
+    if plan.off_gpu:
+        yield f"{plan.off_gpu}; everything is computed on the CPU"
+    elif not plan.vram and config.gpu_memory > (there := plan.context):
         lower = "lower it, or other programs have to give way"
         yield f"gpu_memory is {size(config.gpu_memory)}, and only {size(there)} of RAM are left for it: {lower}"
     if plan.total("disk") > plan.disk:

@@ -9,7 +9,7 @@ pages      the KV cache: tokens on the GPU, in RAM, on disk
 need       what a trial takes
 choose     the trial that is taken; cpu: without a GPU, ram: how its pages and buffers share a budget
 finish     the plan of it: lines, what is missing, settings
-reasons    why it is so
+reasons    why it is so; off_gpu: why nothing is on the GPU
 speed      tokens a second
 nearest    what would fit where the wish does not
 ahead      what other amounts of RAM would get

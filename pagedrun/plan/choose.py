@@ -25,6 +25,7 @@ from pagedrun.plan.layers import Weights, forced, with_fewer_layers, with_more_e
 from pagedrun.plan.machine import MachineFacts
 from pagedrun.plan.nearest import with_nearest
 from pagedrun.plan.need import Choice, Needs, Trial
+from pagedrun.plan.off_gpu import why_nothing_fits
 from pagedrun.plan.result import Plan
 from pagedrun.plan.shape import ModelShape
 
@@ -45,7 +46,15 @@ def choose(shape: ModelShape, machine: MachineFacts, config: EngineConfig, buffe
     if config.gpu_layers > 0:
         return _forced(needs, forced(shape, config.gpu_layers))
     chosen = _Chooser(needs).choice()
-    return finish(needs, chosen) if chosen.weights.gpu_layers else cpu_plan(shape, machine, config)
+    if chosen.weights.gpu_layers:
+        return finish(needs, chosen)
+    return _on_cpu(needs, why_nothing_fits(needs, chosen.trial))
+
+
+def _on_cpu(needs: Needs, why: str) -> Plan:
+    """Without the GPU that there is. gpu_memory is that GPU's size, and no limit on RAM."""
+    config = replace(needs.config, gpu_memory=0)
+    return cpu_plan(needs.shape, needs.machine, config, off_gpu=why)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,22 @@
+"""Why nothing is on a GPU that there is."""
+
+from __future__ import annotations
+
+from pagedrun.plan.layers import with_fewer_layers
+from pagedrun.plan.need import Needs, Trial
+from pagedrun.units import count, size
+
+
+def why_nothing_fits(needs: Needs, trial: Trial) -> str:
+    """What one layer and the output would take, and what most of that is for."""
+    (weights,) = (w for w in with_fewer_layers(needs.shape) if w.gpu_layers == min(2, len(needs.shape.layers)))
+    there = size(needs.machine.vram)
+    cuda, context = needs.cuda(weights), needs.context(weights, trial)
+    wanted = needs.wanted(weights, trial)
+    parts = [
+        (cuda, "CUDA itself"),
+        (weights.vram, "weights"),
+        (context, f"buffers of {count(trial.batch, 'token')} a batch"),
+    ]
+    most, what = max(parts)
+    return f"not one layer fits {there} of VRAM: with the output it takes {size(wanted)}, {size(most)} of it for {what}"

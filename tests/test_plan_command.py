@@ -178,6 +178,16 @@ def test_the_size_of_a_gpu_is_no_limit_on_ram(here: Path, capsys: Any) -> None:
     assert "Without a GPU" not in out
 
 
+def test_a_kv_cache_that_is_too_large_for_the_gpu_is_named(here: Path, capsys: Any) -> None:
+    assert main.run(["plan", str(here), "--gpu-memory", "4GiB", "--max-num-seqs", "256"]) in (0, 1)
+    err = capsys.readouterr().err
+    assert (
+        "the KV cache of 256 conversations of 8,192 tokens takes 45.0 GiB, half-empty pages included: too much for 4.0 GiB of VRAM"
+        in err
+    )
+    assert "not one layer" not in err
+
+
 def test_other_ram_is_no_answer_to_what_vram_lacks(here: Path, capsys: Any) -> None:
     assert main.run(["plan", str(here), "--gpu-memory", "6GiB", "--gpu-layers", "41"]) == 1
     assert "16.0 GiB of RAM" not in capsys.readouterr().out

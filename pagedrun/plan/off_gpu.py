@@ -13,6 +13,11 @@ def why_nothing_fits(needs: Needs, trial: Trial) -> str:
     there = size(needs.machine.vram)
     cuda, context = needs.cuda(weights), needs.context(weights, trial)
     wanted = needs.wanted(weights, trial)
+    kv = wanted - cuda - weights.vram - context
+    if kv > max(cuda, weights.vram, context):
+        who = f"{count(needs.seqs, 'conversation')} of {count(trial.window, 'token')}"
+        whole = needs.seqs * trial.window * needs.token_bytes + needs.spare()
+        return f"the KV cache of {who} takes {size(whole)}, half-empty pages included: too much for {there} of VRAM"
     parts = [
         (cuda, "CUDA itself"),
         (weights.vram, "weights"),

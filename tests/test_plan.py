@@ -17,6 +17,10 @@ from pagedrun.plan.speed import Predictor
 from tests.plan_models import machine_with, planned, write_hollow
 
 SMALL_CARDS = (6, 8, 12)
+TINY: dict[str, int] = {
+    "layers": 8, "embd": 64, "experts": 8, "experts_used": 2, "expert_ff": 64, "heads": 4, "kv_heads": 2,
+    "head_dim": 64, "key_heads": 2, "value_heads": 4, "state": 32, "vocab": 8192, "context": 32_768,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +33,12 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> ModelShape:
 def dense(tmp_path_factory: pytest.TempPathFactory) -> ModelShape:
     """The 8B's."""
     return shape_of(read_facts(write_hollow(tmp_path_factory.mktemp("hollow") / "8b.gguf", dense=True)))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> ModelShape:
+    """The 35B's kinds of layers, with so few weights that buffers decide."""
+    return shape_of(read_facts(write_hollow(tmp_path_factory.mktemp("hollow") / "tiny.gguf", **TINY)))
 
 
 def on_gpu(plan: Plan, shape: ModelShape) -> int:
@@ -75,6 +85,21 @@ def test_a_batch_gives_way_to_one_more_layers_experts(big: ModelShape, vram: int
     if plan.settings.batch < 2048:
         more = planned(big, machine_with(vram), max_batch_tokens=plan.settings.batch + 128)
         assert on_gpu(more, big) == on_gpu(large, big)
+
+
+@pytest.mark.parametrize("wishes", [{}, {"max_seq_len": 16_384}, {"max_num_seqs": 3}])
+def test_a_small_batch_is_no_reason_to_have_no_experts_and_grows_while_they_stay(
+    tiny: ModelShape, wishes: dict[str, int]
+) -> None:
+    plans = [planned(tiny, machine_with(mib / 1024), **wishes) for mib in range(820, 1300, 4)]
+    plans = [plan for plan in plans if plan.settings.gpu_layers > len(tiny.layers)]
+    pairs = [(on_gpu(plan, tiny), plan.settings.batch) for plan in plans]
+    assert [n for n, _ in pairs] == sorted(n for n, _ in pairs)
+    assert pairs[-1] == (8, 2048)
+    assert any(n > 0 and batch < 1024 for n, batch in pairs)
+    short = [any("less than it should" in reason for reason in plan.reasons) for plan in plans]
+    assert short == sorted(short, reverse=True)  # only before all of a window is hot
+    assert not any(short[pairs.index(next(pair for pair in pairs if pair[0])) :])
 
 
 def test_a_length_that_was_asked_for_comes_before_experts(big: ModelShape) -> None:

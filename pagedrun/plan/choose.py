@@ -69,9 +69,10 @@ class _Chooser:
                 return self._fill(least, trial)
         return self._fewer_layers()
 
-    def _fits(self, weights: Weights, trial: Trial) -> bool:
+    def _fits(self, weights: Weights, trial: Trial, vram: int = 0) -> bool:
+        """vram: bytes; 0: what the machine has."""
         wanted = self.needs.wanted(weights, trial)
-        return not wanted or wanted + rules.UNEVEN <= self.needs.machine.vram
+        return not wanted or wanted + rules.UNEVEN <= (vram or self.needs.machine.vram)
 
     def _trials(self, weights: Weights) -> Iterator[Trial]:
         """The better ones first."""
@@ -112,27 +113,50 @@ class _Chooser:
         best = next(self._trials(least))
         if not self.needs.shape.routed:
             return self._longer(least, trial)
-        if trial != best:
+        if (trial.window, trial.hot) != (best.window, best.hot):
             return Choice(least, trial, short=True)
-        everything = replace(least, ram_experts=())
-        if self._fits(everything, trial):
-            return self._longer(everything, trial)
-        chosen = least
-        for more in with_more_experts(self.needs.shape):
-            if not self._fits(more, trial):
-                break
-            chosen = more
-        return self._one_more(chosen, trial)
+        weights = self._placements()[self._experts(trial, best.batch)]
+        trial = replace(trial, batch=self._batch(weights, trial, best.batch))
+        if weights.ram_experts or trial.batch < best.batch:
+            return Choice(weights, trial)
+        return self._longer(weights, trial)
 
-    def _one_more(self, weights: Weights, trial: Trial) -> Choice:
-        """The experts of one more layer, where a smaller batch leaves room for them."""
-        if not self.needs.config.max_batch_tokens:
-            more = replace(weights, ram_experts=weights.ram_experts[:-1])
-            for batch in range(trial.batch - rules.BATCH_STEP, trial.batch * 3 // 4 - 1, -rules.BATCH_STEP):
-                smaller = replace(trial, batch=batch)
-                if more.ram_experts and self._fits(more, smaller):
-                    return Choice(more, smaller)
-        return Choice(weights, trial)
+    def _placements(self) -> list[Weights]:
+        """By how many layers have their experts on the GPU."""
+        least = without_experts(self.needs.shape)
+        return [least, *with_more_experts(self.needs.shape), replace(least, ram_experts=())]
+
+    def _count(self, trial: Trial, vram: int) -> int:
+        """How many layers' experts fit so many bytes; -1: not even the rest does."""
+        *some, everything = self._placements()
+        if self._fits(everything, trial, vram):
+            return len(some)
+        return next((n for n, weights in enumerate(some) if not self._fits(weights, trial, vram)), len(some)) - 1
+
+    def _experts(self, trial: Trial, largest: int) -> int:
+        """How many layers' experts there will be.
+
+        With a smaller batch than the largest no more than until the next larger one has room: from there on more VRAM
+        makes the batch larger, and the experts stay as many. One more than fits the largest, where a batch that is
+        smaller by a quarter at most has room for it.
+        """
+        needs, found, larger = self.needs, 0, 0
+        for batch in batches(needs.config):
+            this = replace(trial, batch=batch)
+            n = self._count(this, needs.machine.vram)
+            if larger:
+                next_one = needs.wanted(self._placements()[0], replace(trial, batch=larger)) + rules.UNEVEN
+                n = min(n, self._count(this, next_one))
+            elif n >= 0 and not needs.config.max_batch_tokens:
+                n = min(n + 1, self._count(replace(trial, batch=largest * 3 // 4), needs.machine.vram))
+            found, larger = max(found, n), batch
+        return found
+
+    def _batch(self, weights: Weights, trial: Trial, largest: int) -> int:
+        """The largest that fits beside these weights."""
+        least = batches(self.needs.config)[-1]
+        sizes = range(largest, least - 1, -rules.BATCH_STEP)
+        return next((n for n in sizes if self._fits(weights, replace(trial, batch=n))), trial.batch)
 
     def _longer(self, weights: Weights, trial: Trial) -> Choice:
         """Beyond the usual window as far as all of a conversation stays hot."""

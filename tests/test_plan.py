@@ -14,6 +14,7 @@ from pagedrun.plan import Measured, ModelShape, Plan, Reckoned, Speeds, make_pla
 from pagedrun.plan.layers import Weights, forced, with_fewer_layers, without_experts
 from pagedrun.plan.rules import GIB, HOT_TOKENS, MIB, RAM_MARGIN, WINDOW
 from pagedrun.plan.speed import Predictor
+from pagedrun.plan.text import kv_rows
 from tests.plan_models import machine_with, planned, write_hollow
 
 SMALL_CARDS = (6, 8, 12)
@@ -157,6 +158,30 @@ def test_layers_by_force(dense: ModelShape) -> None:
     assert plan.missing > 0
     assert "--gpu-layers -1" in plan.nearest
     assert planned(dense, machine_with(8), gpu_layers=0).total("vram") == 0
+
+
+def test_layers_by_force_have_as_many_hot_tokens_as_fit(dense: ModelShape) -> None:
+    small, large = (planned(dense, machine_with(v, 64), gpu_layers=10, max_seq_len=32_768) for v in (3.0, 10))
+    assert large.kv.hot == 32_768
+    assert not large.kv.spills
+    assert large.kv.staging == 0
+    assert 4096 <= small.kv.hot < 32_768
+    for plan in (small, large, planned(dense, machine_with(10, 64), gpu_layers=10)):
+        assert plan.fits
+        assert plan.total("vram") <= plan.vram
+        assert plan.total("ram") <= plan.ram
+    tight = planned(dense, machine_with(10, 9), gpu_layers=10)  # pages of layers in RAM are there too
+    assert tight.fits and tight.total("ram") - tight.from_disk <= tight.ram
+
+
+def test_the_output_alone_on_the_gpu_has_no_pages_there(dense: ModelShape) -> None:
+    plan = planned(dense, machine_with(10, 64), gpu_layers=1, max_seq_len=16_384)
+    assert plan.kv.hot == 16_384
+    assert plan.kv.token_bytes * plan.kv.hot <= plan.context
+    rows = {row[0]: row for row in kv_rows(plan)}
+    assert rows["hot"] == ("hot", "RAM", "16,384", "-", "2")
+    without = planned(dense, machine_with(10, 64), gpu_layers=1, max_seq_len=16_384, paging="off")
+    assert [row[4] for row in kv_rows(without)] == ["1"]
 
 
 def test_what_is_missing_is_what_is_not_left(big: ModelShape, dense: ModelShape) -> None:

@@ -201,7 +201,26 @@ def _halves(most: int, least: int) -> Iterator[int]:
 
 def _forced(needs: Needs, weights: Weights) -> Plan:
     """With a number of layers that somebody gave: the best trial that fits, or the most modest one, as too large."""
-    config = needs.config
-    trials = [Trial(w, b, min(rules.HOT_TOKENS_LEAST, w)) for w in windows(needs) for b in batches(config)]
-    fitting = (t for t in trials if needs.wanted(weights, t) <= needs.machine.vram)
-    return finish(needs, Choice(weights, next(fitting, trials[-1])))
+    trials = [Trial(w, b, hot) for w in windows(needs) for hot in _hot_of(needs, w) for b in batches(needs.config)]
+    fitting = [t for t in trials if needs.wanted(weights, t) <= needs.machine.vram]
+    ram = needs.machine.ram - rules.RAM_MARGIN  # pages of layers in RAM are there too, and weights want to be pinned
+    good = (t for t in fitting if needs.ram_before_pages(weights, t) <= ram and _held(needs, weights, t))
+    modest = (t for t in fitting if t.hot == _hot_of(needs, t.window)[-1])
+    return finish(needs, Choice(weights, next(good, next(modest, trials[-1]))))
+
+
+def _hot_of(needs: Needs, window: int) -> list[int]:
+    """Tokens of each conversation to have beside their layers, the most first; all where none may be elsewhere."""
+    least = min(rules.HOT_TOKENS_LEAST, window)
+    if not needs.may_spill:
+        return [window]
+    return sorted({window, max(window // needs.seqs, least), least, *_halves(window, least)}, reverse=True)
+
+
+def _held(needs: Needs, weights: Weights, trial: Trial) -> bool:
+    """Whether a conversation of the window has room, in VRAM and beyond."""
+    hot = trial.hot * needs.seqs * needs.token_bytes
+    if weights.whole:
+        hot = max(hot, needs.left_for_pages(weights, trial))
+    beyond = needs.swap(weights, trial) if needs.may_spill else 0
+    return trial.window * needs.token_bytes <= hot + beyond

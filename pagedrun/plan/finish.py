@@ -16,10 +16,11 @@ from pagedrun.plan.speed import Predictor
 def finish(needs: Needs, choice: Choice) -> Plan:
     """The plan of a choice on a GPU."""
     weights, trial = choice.weights, choice.trial
-    share = max(weights.kv_share, 1e-9)
+    share = weights.kv_share
     pages, disk = _pages(needs, choice, share), needs.machine.disk
     swap = needs.swap(weights, trial)
-    kv = kv_plan(needs.shape.kv, needs.config, pages=pages / share, swap=swap, window=trial.window, disk=disk)
+    everywhere = pages / share if weights.whole and share else trial.hot * needs.seqs * needs.token_bytes
+    kv = kv_plan(needs.shape.kv, needs.config, pages=everywhere, swap=swap, window=trial.window, disk=disk)
     missing, where = _missing(needs, weights, trial, kv)
     from_disk = max(needs.ram_before_pages(weights, trial) - needs.machine.ram, 0)
     direct = needs.config.spill == "zero-copy"
@@ -33,7 +34,7 @@ def finish(needs: Needs, choice: Choice) -> Plan:
         items=_items(needs, choice, pages, swap),
         settings=_settings(needs, choice, kv, from_disk),
         kv=kv,
-        context=needs.context(weights, trial) + needs.spare() + math.ceil(pages / share),
+        context=needs.context(weights, trial) + needs.spare() + math.ceil(everywhere),
         speeds=predictor.up_to(trial.window),
         reasons=reasons(needs, choice, kv),
         missing=missing,

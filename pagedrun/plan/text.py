@@ -34,7 +34,7 @@ def kv_rows(plan: Plan) -> Rows:
     kv, window = plan.kv, plan.settings.max_seq_len
     if not kv.token_bytes:
         return []
-    where = "VRAM" if plan.vram and plan.settings.gpu_layers else "RAM"
+    where = "VRAM" if plan.vram and plan.settings.gpu_layers > 1 else "RAM"  # the first is the output
     tiers = [("hot", where, kv.hot)]
     if kv.warm:
         tiers.append(("warm", "RAM", kv.warm))

@@ -151,6 +151,26 @@ def test_a_gpu_with_room_for_nothing_is_not_used(big: ModelShape, dense: ModelSh
         assert (plan.settings.gpu_layers, plan.total("vram"), plan.kv.staging) == (0, 0, 0)
 
 
+def test_some_layers_on_the_gpu_are_not_taken_where_the_cpu_alone_is_faster(dense: ModelShape) -> None:
+    """A small model: what its layers wait for costs more than reading it does."""
+    small = replace(
+        dense, layers=tuple(replace(layer, rest=layer.rest // 64) for layer in dense.layers),
+        embeddings=dense.embeddings // 64, output=dense.output // 64, size=dense.size // 64,
+    )  # fmt: skip
+    sizes = [mib / 1024 for mib in range(900, 3400, 100)]
+    plans = [planned(small, machine_with(v), max_seq_len=8192) for v in sizes]
+    alone = planned(small, machine_with(0), max_seq_len=8192)
+    on_cpu = [plan for plan in plans if "decode faster" in plan.off_gpu]
+    assert on_cpu
+    for v, plan in zip(sizes, plans, strict=True):
+        assert plan.settings.gpu_layers == 33 or plan.speeds[0].decode >= alone.speeds[0].decode
+        if plan in on_cpu:
+            assert (plan.settings, plan.speeds) == (alone.settings, alone.speeds)
+            assert any("decode faster" in reason for reason in plan.reasons)
+            assert planned(small, machine_with(v), max_seq_len=8192, gpu_layers=5).settings.gpu_layers == 5
+    assert plans[-1].settings.gpu_layers == 33
+
+
 def test_layers_by_force(dense: ModelShape) -> None:
     assert planned(dense, machine_with(8), gpu_layers=10).settings.gpu_layers == 10
     plan = planned(dense, machine_with(4), gpu_layers=99)

@@ -8,7 +8,7 @@
     4  what is left then is room for more pages
 
 More VRAM therefore never gives a shorter window or fewer experts. If not even the shortest window fits with all layers
-on the GPU, layers stay in RAM.
+on the GPU, layers stay in RAM; all of them where that is faster.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pagedrun.plan.layers import Weights, forced, with_fewer_layers, with_more_e
 from pagedrun.plan.machine import MachineFacts
 from pagedrun.plan.nearest import with_nearest
 from pagedrun.plan.need import Choice, Needs, Trial
-from pagedrun.plan.off_gpu import why_nothing_fits
+from pagedrun.plan.off_gpu import why_nothing_fits, why_slower
 from pagedrun.plan.result import Plan
 from pagedrun.plan.shape import ModelShape
 
@@ -46,9 +46,12 @@ def choose(shape: ModelShape, machine: MachineFacts, config: EngineConfig, buffe
     if config.gpu_layers > 0:
         return _forced(needs, forced(shape, config.gpu_layers))
     chosen = _Chooser(needs).choice()
-    if chosen.weights.gpu_layers:
-        return finish(needs, chosen)
-    return _on_cpu(needs, why_nothing_fits(needs, chosen.trial))
+    if not chosen.weights.gpu_layers:
+        return _on_cpu(needs, why_nothing_fits(needs, chosen.trial))
+    plan = finish(needs, chosen)
+    if not chosen.weights.whole and (slower := why_slower(plan, _on_cpu(needs, ""), chosen.weights)):
+        return _on_cpu(needs, slower)
+    return plan
 
 
 def _on_cpu(needs: Needs, why: str) -> Plan:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pagedrun.plan.layers import with_fewer_layers
+from pagedrun.plan.layers import Weights, with_fewer_layers
 from pagedrun.plan.need import Needs, Trial
+from pagedrun.plan.result import Plan
 from pagedrun.units import count, size
 
 
@@ -25,3 +26,15 @@ def why_nothing_fits(needs: Needs, trial: Trial) -> str:
     ]
     most, what = max(parts)
     return f"not one layer fits {there} of VRAM: with the output it takes {size(wanted)}, {size(most)} of it for {what}"
+
+
+def why_slower(plan: Plan, cpu: Plan, weights: Weights) -> str:
+    """That the CPU alone decodes faster than this plan, some of whose layers are in RAM; "": it does not."""
+    alone, both = cpu.speeds[0].decode, plan.speeds[0].decode
+    if not cpu.fits or alone <= both:
+        return ""
+    n = len(weights.shape.layers)
+    return (
+        f"the CPU alone is predicted to decode faster, at {alone:,.1f} tok/s and not {both:,.1f} with "
+        f"{n - weights.first} of {n} layers on the GPU, which is all that {size(plan.vram)} of VRAM have room for"
+    )

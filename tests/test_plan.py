@@ -262,6 +262,19 @@ def test_paging_off_means_that_all_of_the_window_is_in_vram(big: ModelShape) -> 
         assert [item.name for item in without.items if "KV" in item.name] == ["KV cache"]
 
 
+@pytest.mark.parametrize("vram", [0, 8, 40])
+def test_a_batch_is_cut_to_what_conversations_can_have(big: ModelShape, dense: ModelShape, vram: int) -> None:
+    for shape in (big, dense):
+        for seqs in (1, 3):
+            wishes = {"max_seq_len": 1024, "max_num_seqs": seqs}
+            huge, all_of_it = (
+                planned(shape, machine_with(vram, 64), max_batch_tokens=n, **wishes) for n in (99_999_999, 1024 * seqs)
+            )
+            assert huge.settings.batch == 1024 * seqs
+            assert (huge.items, huge.fits) == (all_of_it.items, True)
+            assert planned(shape, machine_with(vram, 64), **wishes).settings.batch <= 1024 * seqs
+
+
 def test_a_smaller_cache_leaves_room_for_experts(big: ModelShape) -> None:
     full, small = (planned(big, machine_with(6), max_seq_len=131_072, kv_type=kind) for kind in ("f16", "q4_0"))
     assert on_gpu(small, big) > on_gpu(full, big)

@@ -130,6 +130,8 @@ WISHES: list[dict[str, Any]] = [
     *({"gpu_memory": n * MIB, "spill": "off"} for n in (50, 120, 300)),
     *({"gpu_memory": n * MIB, "max_num_seqs": 4} for n in (30, 60)),
     *({"gpu_memory": n * MIB, "max_batch_tokens": 2048} for n in (80, 100, 200)),
+    {"gpu_memory": 400 * MIB, "max_batch_tokens": 20_000},
+    {"gpu_memory": 60 * MIB, "max_batch_tokens": 20_000, "max_seq_len": 1000},
     *({"gpu_memory": n * MIB, "paging": "off"} for n in (5, 64, 300)),
     {"gpu_memory": 60 * MIB, "page_size": 1000},
     {"gpu_memory": 60 * MIB, "swap_space": 0},

@@ -87,7 +87,7 @@ class _Chooser:
 
     def _wishes(self, window: int) -> list[tuple[int, int]]:
         """Hot tokens and batch, the better ones first. Without experts to copy, a large batch is worth little VRAM."""
-        sizes = batches(self.needs.config)
+        sizes = batches(self.needs.config, window)
         if not self.needs.may_spill:
             return [(window, batch) for batch in sizes]
         least = min(rules.HOT_TOKENS_LEAST, window)
@@ -144,7 +144,7 @@ class _Chooser:
         smaller by a quarter at most has room for it.
         """
         needs, found, larger = self.needs, 0, 0
-        for batch in batches(needs.config):
+        for batch in batches(needs.config, trial.window):
             this = replace(trial, batch=batch)
             n = self._count(this, needs.machine.vram)
             if larger:
@@ -157,7 +157,7 @@ class _Chooser:
 
     def _batch(self, weights: Weights, trial: Trial, largest: int) -> int:
         """The largest that fits beside these weights."""
-        least = batches(self.needs.config)[-1]
+        least = batches(self.needs.config, trial.window)[-1]
         sizes = range(largest, least - 1, -rules.BATCH_STEP)
         return next((n for n in sizes if self._fits(weights, replace(trial, batch=n))), trial.batch)
 
@@ -175,7 +175,7 @@ class _Chooser:
         """Some layers in RAM: their part of the KV cache too, so that nothing is copied for them."""
         config, shape = self.needs.config, self.needs.shape
         window = config.max_seq_len or min(rules.SHORTEST_WINDOW, shape.n_ctx_train)
-        trial = Trial(window, batches(config)[-1], window)
+        trial = Trial(window, batches(config, window)[-1], window)
         for weights in with_fewer_layers(shape):
             if self._fits(weights, trial):
                 return Choice(weights, trial, short=True)
@@ -191,9 +191,10 @@ def windows(needs: Needs) -> list[int]:
     return list(_halves(min(trained, most), min(rules.SHORTEST_WINDOW, trained)))
 
 
-def batches(config: EngineConfig) -> tuple[int, ...]:
-    """Tokens computed at once, to try, the largest first."""
-    return (config.max_batch_tokens,) if config.max_batch_tokens else rules.BATCHES
+def batches(config: EngineConfig, window: int) -> tuple[int, ...]:
+    """Tokens computed at once, to try, the largest first; llama.cpp cuts them to what all conversations can have."""
+    wished = (config.max_batch_tokens,) if config.max_batch_tokens else rules.BATCHES
+    return tuple(sorted({min(n, window * config.max_num_seqs) for n in wished}, reverse=True))
 
 
 def _halves(most: int, least: int) -> Iterator[int]:
@@ -204,7 +205,7 @@ def _halves(most: int, least: int) -> Iterator[int]:
 
 def _forced(needs: Needs, weights: Weights) -> Plan:
     """With a number of layers that somebody gave: the best trial that fits, or the most modest one, as too large."""
-    trials = [Trial(w, b, hot) for w in windows(needs) for hot in _hot_of(needs, w) for b in batches(needs.config)]
+    trials = [Trial(w, b, hot) for w in windows(needs) for hot in _hot_of(needs, w) for b in batches(needs.config, w)]
     fitting = [t for t in trials if needs.wanted(weights, t) <= needs.machine.vram]
     ram = needs.machine.ram - rules.RAM_MARGIN  # pages of layers in RAM are there too, and weights want to be pinned
     good = (t for t in fitting if needs.ram_before_pages(weights, t) <= ram and _held(needs, weights, t))

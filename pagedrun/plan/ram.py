@@ -54,10 +54,14 @@ class Opener:
         """Of one token's K and V."""
         return pages.token_bytes(self.shape.kv, self.config)
 
-    @property
-    def states(self) -> int:
+    def states(self, window: int) -> int:
         """Of all conversations."""
-        return self.config.max_num_seqs * pages.fixed_bytes(self.shape.kv, self.config, self.batch)
+        kv = self.shape.kv
+        return self.config.max_num_seqs * pages.fixed_bytes(kv, self.config, self.computed(window))
+
+    def computed(self, window: int) -> int:
+        """Tokens that are computed at once: llama.cpp cuts the batch to what all conversations can have."""
+        return min(self.batch, window * self.config.max_num_seqs)
 
     @property
     def spills(self) -> bool:
@@ -72,7 +76,7 @@ class Opener:
     def buffers(self, reach: int, rows: int) -> int:
         """reach: tokens that attention may read. rows: of the cache of each conversation."""
         cells = rules.CELL_BYTES * whole(rows) * self.config.max_num_seqs
-        return Reckoned(self.shape, self.config).cpu(self.batch, reach) + cells
+        return Reckoned(self.shape, self.config).cpu(self.computed(rows), reach) + cells
 
     def paged(self, budget: int, swap: int) -> Room:
         """The room for pages, as far as it goes; tokens is 0 where not one page fits."""
@@ -83,7 +87,7 @@ class Opener:
         g = _geometry(self.shape.kv, self.config, window, reach)
         n = self._reserved(g, window, budget)
         buffers = self.buffers(n, window)
-        left = budget - buffers - self.states
+        left = budget - buffers - self.states(window)
         afforded = max(left, 0) // g.frame_bytes
         frames, host = min(afforded, g.n_slots * g.pages_for(window)), max(swap, 0) // g.frame_bytes
         cold = host if self.config.spill != "off" and frames >= g.pages_for(self.batch) + 1 else 0
@@ -114,14 +118,14 @@ class Opener:
         if tokens < window and not self.config.gpu_memory:
             tokens = min(tokens, asked)  # it is not made shorter
         n = tokens or window
-        kv = self.kv_bytes(n, n_seqs) - self.states
+        kv = self.kv_bytes(n, n_seqs) - self.states(n)
         return Room(window, tokens, self.buffers(n, n), kv, 0, n * n_seqs, 0)
 
     def _reserved(self, g: PageGeometry, window: int, budget: int) -> int:
         """Tokens of a conversation that buffers are made for."""
 
         def buffers(n: int) -> int:
-            return self.buffers(n, window) + self.states
+            return self.buffers(n, window) + self.states(window)
 
         if self.spills:
             left = budget - buffers(window)

@@ -86,7 +86,7 @@ def _context(needs: Needs, choice: Choice, kv: KvPlan) -> list[str]:
             f"{count(trial.batch, 'token')} are computed at once: experts in RAM are copied to the GPU for each batch. "
             f"The buffers for that, and for this length, take {buffers}."
         )
-        if trial.batch not in rules.BATCHES:
+        if trial.batch not in (*rules.BATCHES, trial.window * needs.seqs):
             texts.append("Larger batches would read prompts faster, but take the room of one more layer's experts.")
     else:
         texts.append(f"{count(trial.batch, 'token')} are computed at once, with buffers of {buffers}.")

@@ -52,13 +52,13 @@ def machine_facts(
     gpu = gpus[0] if gpus else None
     free = sum(g.vram_free for g in gpus)
     asked = config.gpu_memory if gpus else 0
-    memory = machine.memory()
+    memory, cores = machine.memory(), physical_cores()
     facts = MachineFacts(
         gpu=gpu.name if gpu else "",
         vram=min(asked, free) if asked else max(free - rules.VRAM_MARGIN * len(gpus), 0),
         ram=memory.available,
         ram_total=memory.total,
-        cores=config.threads or physical_cores(),
+        cores=min(config.threads or cores, cores),
         disk=_free_disk(spill_dir()),
     )
     found = speeds.remembered()

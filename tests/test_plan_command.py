@@ -68,6 +68,24 @@ def test_what_does_not_fit_is_an_error_with_what_would(here: Path, capsys: Any) 
     assert "--gpu-layers -1" in err
 
 
+@pytest.mark.parametrize("size", ["5TiB", "4097GiB", "99999999999GiB"])
+def test_a_size_that_no_gpu_has_is_refused(here: Path, capsys: Any, size: str) -> None:
+    assert main.run(["plan", str(here), "--gpu-memory", size]) == 2
+    err = capsys.readouterr().err
+    assert f"--gpu-memory {size}: there is no GPU of more than 4.0 TiB" in err
+    assert "hint:" in err
+    assert main.run(["plan", str(here), "--gpu-memory", "4TiB"]) == 0
+
+
+@pytest.mark.parametrize(("threads", "cores"), [(99, "2 cores"), (1, "1 core"), (0, "2 cores")])
+def test_more_threads_are_not_more_cores(
+    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, threads: int, cores: str
+) -> None:
+    monkeypatch.setattr("pagedrun.native.placement.physical_cores", lambda: 2)
+    assert main.run(["plan", str(here), "--threads", str(threads)]) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith(f"no GPU, {cores}")
+
+
 def test_no_gpu_and_none_asked_for(here: Path, capsys: Any) -> None:
     assert main.run(["plan", str(here)]) == 0
     assert "no GPU" in capsys.readouterr().out

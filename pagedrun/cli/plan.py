@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pagedrun.planning import Planned
 
 _OTHERS = "what else is here: pagedrun list"
+_MOST = 4 << 40  # bytes of a GPU that one may ask about
 
 
 @with_options
@@ -83,13 +84,18 @@ def _in_folder(model: str) -> str:
 def _planned(located: LocatedModel, engine: PlanOptions) -> Planned:
     """The plan, from the file's header. Raises ModelError, UsageError."""
     from pagedrun import machine
-    from pagedrun.errors import ModelError
+    from pagedrun.errors import ModelError, UsageError
     from pagedrun.gguf_file import read_facts, why_no_text
     from pagedrun.hub.verify import explained
     from pagedrun.planning import machine_facts, plan_model
     from pagedrun.rope import yarn_of
+    from pagedrun.units import size
 
     config = engine.settings()
+    if engine.gpu_memory and config.gpu_memory > _MOST:
+        raise UsageError(
+            f"--gpu-memory {engine.gpu_memory}: there is no GPU of more than {size(_MOST)}", hint="for example 24GiB"
+        )
     with explained(located.path):
         facts = read_facts(located.path)
     if what := why_no_text(facts):

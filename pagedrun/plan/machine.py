@@ -31,7 +31,8 @@ class Speeds:
 class MachineFacts:
     """gpu: its name, "" without one. vram: what may be used of it, weights and CUDA itself included. ram: free.
 
-    cores: that compute, which more threads do not add to. cuda: what CUDA's context takes, before anything is loaded. supposed: nobody has such a GPU here, it was asked for.
+    cores: that compute, which more threads do not add to. cuda: what CUDA's context takes, before anything is loaded.
+    supposed: nobody has such a GPU here, it was asked for.
     """
 
     gpu: str = ""

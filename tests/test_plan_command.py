@@ -204,6 +204,32 @@ def test_a_kv_cache_that_is_too_large_for_the_gpu_is_named(here: Path, capsys: A
     assert "not one layer" not in err
 
 
+def test_what_the_ram_it_needs_is_for_is_said(here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def line(*arguments: str) -> str:
+        main.run(["plan", str(here), *arguments])
+        return next(found for found in capsys.readouterr().out.splitlines() if found.startswith("RAM it needs"))
+
+    assert ", all of the above but pages that left VRAM; " in line("--gpu-memory", "6GiB")
+    assert ", for a conversation of 2,048 tokens (more holds" in line()
+    assert ", for a conversation of 4,096 tokens (more holds" in line("-c", "4096")
+    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(32 * GIB, 21 * GIB))
+    assert line("-c", "262144").endswith(", for a conversation of 262,144 tokens")
+
+
+def test_the_ram_that_is_needed_is_enough(here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments in (["-c", "20000"], []):
+        assert main.run(["plan", str(here), "--json", *arguments]) == 0
+        found = json.loads(capsys.readouterr().out)
+        least = found["ram_needed"]
+        monkeypatch.setattr(machine, "memory", lambda n=least: machine.Memory(32 * GIB, n))
+        length = ["-c", str(found["needed_for"])]
+        assert main.run(["plan", str(here), *length]) == 0
+        monkeypatch.setattr(machine, "memory", lambda n=least: machine.Memory(32 * GIB, n - (2 << 20)))
+        assert main.run(["plan", str(here), *length]) == 1
+        monkeypatch.setattr(machine, "memory", lambda: machine.Memory(32 * GIB, 30 * GIB))
+        capsys.readouterr()
+
+
 def test_other_ram_is_no_answer_to_what_vram_lacks(here: Path, capsys: Any) -> None:
     assert main.run(["plan", str(here), "--gpu-memory", "6GiB", "--gpu-layers", "41"]) == 1
     assert "16.0 GiB of RAM" not in capsys.readouterr().out

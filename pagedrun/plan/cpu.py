@@ -97,14 +97,15 @@ def _least(enough: Callable[[int], bool]) -> int:
     return high * rules.MIB
 
 
-def _needed(ram: _Ram, missing: int, missing_in: str) -> int:
-    """RAM that has to be free for what the plan says: what is there and missing, or the least with which it is so."""
+def _needed(ram: _Ram, missing: int, missing_in: str) -> tuple[int, int]:
+    """RAM that has to be free, at the least, and for how many tokens of a conversation; 0: for what does not fit."""
     bare = ram.weights.ram + rules.PROCESS
+    length = ram.config.max_seq_len
     if missing:
-        return ram.machine.ram + missing if missing_in == "RAM" else bare + ram.config.gpu_memory + missing
-    wanted = ram.config.max_seq_len or min(ram.room().tokens, rules.CPU_LEAST)
-    one = replace(ram, config=replace(ram.config, max_seq_len=wanted))
-    return bare + _least(lambda n: replace(one, machine=replace(ram.machine, ram=bare + n)).fits())
+        return (ram.machine.ram if missing_in == "RAM" else bare + ram.config.gpu_memory) + missing, length
+    length = length or min(ram.room().tokens, rules.CPU_LEAST)
+    one = replace(ram, config=replace(ram.config, max_seq_len=length))
+    return bare + _least(lambda n: replace(one, machine=replace(ram.machine, ram=bare + n)).fits()), length
 
 
 def cpu_plan(shape: ModelShape, machine: MachineFacts, config: EngineConfig, *, off_gpu: str = "") -> Plan:
@@ -116,6 +117,7 @@ def cpu_plan(shape: ModelShape, machine: MachineFacts, config: EngineConfig, *, 
     room = ram.room()
     window = config.max_seq_len or max(room.tokens, 1)
     missing, missing_in = ram.missing()
+    needed, needed_for = _needed(ram, missing, missing_in)
     kv = pages.kv_plan(shape.kv, config, pages=0, swap=0, window=window, disk=machine.disk)
     if kv.token_bytes:
         kv = replace(kv, hot=room.hot, warm=room.warm, staging=0, spills=window > room.hot)
@@ -137,7 +139,8 @@ def cpu_plan(shape: ModelShape, machine: MachineFacts, config: EngineConfig, *, 
         ),
         missing=missing,
         missing_in=missing_in,
-        ram_needed=_needed(ram, missing, missing_in),
+        ram_needed=needed,
+        needed_for=needed_for,
         swap=ram.swap,
         paged=config.paging != "off",
         off_gpu=off_gpu,

@@ -69,7 +69,8 @@ class Plan:
     and not asked of llama.cpp. from_disk: bytes of weights that RAM has no room for, and that are read again each
     time. ram_needed: without RAM for pages that had to leave VRAM, spared: of it, weights that may come from disk
     instead; swap: that for pages, as far as it can be pinned beside everything else. paged: whether the KV cache is.
-    off_gpu: why nothing is on a GPU that there is.
+    off_gpu: why nothing is on a GPU that there is. needed_for: tokens of the conversation that ram_needed is for,
+    without a GPU; 0: for all that the plan says.
     """
 
     model: str
@@ -93,6 +94,7 @@ class Plan:
     swap: int = 0
     paged: bool = True
     off_gpu: str = ""
+    needed_for: int = 0
 
     @property
     def fits(self) -> bool:

@@ -30,7 +30,7 @@ def item_rows(plan: Plan) -> Rows:
 
 
 def kv_rows(plan: Plan) -> Rows:
-    """How long one conversation can be, and how many of two lengths there is room for, tier by tier."""
+    """How long a conversation can be with a tier and those above it; how many of two lengths the tier has room for."""
     kv, window = plan.kv, plan.settings.max_seq_len
     if not kv.token_bytes:
         return []
@@ -94,9 +94,16 @@ def notes(plan: Plan, machine: MachineFacts) -> list[str]:
 
 
 def needed_line(plan: Plan) -> str:
-    """RAM that a machine has to have free."""
+    """RAM that a machine has to have free, and what for."""
     rest = f"; {size(plan.spared)} of it, weights, may come from disk instead, slowly" if plan.spared else ""
-    return f"RAM it needs: {size(plan.ram_needed)}{rest}"
+    what = ""
+    if plan.needed_for:
+        what = f", for a conversation of {count(plan.needed_for, 'token')}"
+        what += " (more holds longer ones, and others')" if plan.fits else ""
+    elif plan.vram:
+        left = sum(item.ram for item in plan.items) - plan.swap
+        what = ", all of the above but pages that left VRAM" if plan.swap and left == plan.ram_needed else ""
+    return f"RAM it needs: {size(plan.ram_needed)}{what}{rest}"
 
 
 def ram_line(other: WithRam) -> str:

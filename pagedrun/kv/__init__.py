@@ -14,6 +14,7 @@ spill       conversations that are bound and do not fit: which of their pages ar
 settings    what is asked of spilling
 prefetch    bringing pages to the device before they are needed
 snapshots   states of recurrent layers, by conversation
+prefix      which resting conversation begins like a prompt
 stages      memory through which pages of the host are read
 cost        what reading them costs, by what was measured
 residency   which tier pages are on: room on the device, promote, demote
@@ -30,8 +31,8 @@ store       the door to the native side: operations, FrameStore, FrameError
 geometry    how tokens lie in pages
 ids         numbers that stand for things
 
-Each imports from those below it only. Nothing here knows a model, a token or a C function; all work is by page, in
-arrays. It needs NumPy, so it is imported late.
+Each imports from those below it only. Nothing here knows a model or a C function, and but for `prefix`
+no token; all work is by page, in arrays. It needs NumPy, so it is imported late.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from pagedrun.kv.ids import ConversationId, FrameId, PageId, Tier
 from pagedrun.kv.manager import PageManager
 from pagedrun.kv.policy import POLICIES
 from pagedrun.kv.prefetch import PREFETCH_MODES
+from pagedrun.kv.prefix import PrefixCache
 from pagedrun.kv.settings import SpillSettings
 from pagedrun.kv.snapshots import Snapshot, SnapshotStore
 from pagedrun.kv.stats import DiskStats, KvStats, PrefetchStats, SpillStats, TierStats
@@ -70,6 +72,7 @@ __all__ = [
     "PageId",
     "PageManager",
     "PrefetchStats",
+    "PrefixCache",
     "Rates",
     "Snapshot",
     "SnapshotStore",

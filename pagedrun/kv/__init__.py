@@ -7,6 +7,7 @@
     window of slot 0 | 17     | 4      | 9      |  -  | -  what the model reads and writes: a range of addresses
 
 validate    checks everything against everything
+forgetting  conversations that rest in the way of others
 manager     PageManager, what the scheduler talks to: open, append, commit, truncate, fork, bind, unbind, spill
 stats       figures
 memory      what a manager is made of; flush, recall, prefetch, shrink and grow
@@ -41,6 +42,7 @@ from pagedrun.kv.budget import Budget
 from pagedrun.kv.cost import MODES as SPILL_MODES
 from pagedrun.kv.cost import Mix, Rates, Space, choose
 from pagedrun.kv.disk import DiskSpace
+from pagedrun.kv.forgetting import could_be_bound, first_in_the_way
 from pagedrun.kv.geometry import PageGeometry
 from pagedrun.kv.ids import ConversationId, FrameId, PageId, Tier
 from pagedrun.kv.manager import PageManager
@@ -82,5 +84,7 @@ __all__ = [
     "Tier",
     "TierStats",
     "choose",
+    "could_be_bound",
+    "first_in_the_way",
     "validate",
 ]

@@ -75,8 +75,6 @@ def report(kv: KvStats | None) -> dict[str, Any] | None:
         "snapshots": kv.snapshots,
         "snapshot_bytes": kv.snapshot_bytes,
         "buffer_bytes": kv.buffer_bytes,
-        "resting": kv.resting,
-        "index_bytes": kv.index_bytes,
     }
 
 

@@ -3,10 +3,10 @@
 Every running sequence has tokens that are not computed yet, and each step computes some of them: one
 for a sequence that is generating, a chunk for one whose prompt is still being read. There are no phases.
 
-    waiting  --admit: a free slot-->  running  --finish-->  gone; its tokens stay cached in the slot
+    waiting  --admit: a free slot-->  running  --finish-->  gone; what it computed rests
 
-A slot is a llama.cpp sequence. What a finished sequence computed stays in its slot, and the next sequence that begins
-with the same tokens continues from it. Where memory runs short, what rests in free slots goes first; then the sequence
+A slot is a llama.cpp sequence. What a finished sequence computed rests, and a sequence that begins with the same tokens
+continues from it, in whatever slot. Where memory runs short, what rests goes first, the oldest of it; then the sequence
 that came last pauses until others are done; if its pages have nowhere to go, they are computed again then. Who is alone
 and still does not fit spills: some of its pages are read from the host at every step. That comes last, because it
 slows down every step of everybody who is awake, and pausing costs each page two copies, once.
@@ -73,8 +73,8 @@ class Scheduler:
         self.paused: set[Slot] = set()
         #: Sequences that cannot go on: there is no memory for them even with nobody else there.
         self.exhausted: list[Sequence] = []
-        # Free slots, least recently used first, with the tokens whose KV they still hold.
-        self._free: dict[Slot, list[int]] = {Slot(i): [] for i in range(runner.limits.max_num_seqs)}
+        # Free slots, least recently used first.
+        self._free: dict[Slot, None] = {Slot(i): None for i in range(runner.limits.max_num_seqs)}
 
     @property
     def idle(self) -> bool:
@@ -95,11 +95,11 @@ class Scheduler:
         sequence = self.waiting.popleft()
         if sequence.n_prompt > self._slots.max_tokens:
             raise ContextLengthError(sequence.n_prompt, self._slots.max_tokens, hint=NO_MEMORY)
-        slot, common = self._best_slot(sequence.tokens)
+        slot = self._slots.choose(self._free, sequence.tokens)
         self._runner.open(slot, sequence.request)
         del self._free[slot]
         # The last prompt token is always computed: its logits choose the first token of the answer.
-        sequence.computed = sequence.cached = self._slots.resume(slot, min(common, sequence.n_prompt - 1))
+        sequence.computed = sequence.cached = self._slots.resume(slot, sequence.tokens)
         sequence.slot = slot
         self.running[slot] = sequence
         if not self._slots.awake(slot):
@@ -149,7 +149,7 @@ class Scheduler:
         return (min(stop, last) if sequence.computed < last else sequence.n_prompt) - sequence.computed
 
     def _make_room(self, slot: Slot, n_tokens: int) -> bool:
-        """Room in memory, for which others have to go: what rests in free slots, then who came last."""
+        """Room in memory, for which others have to go: what rests, then who came last."""
         sequence = self.running[slot]
         if sequence.computed + n_tokens > self._slots.max_tokens:
             self.exhausted.append(sequence)
@@ -157,7 +157,7 @@ class Scheduler:
         while slot not in self.paused:
             if self._slots.room(slot, n_tokens):
                 return True
-            if self._drop_resting():
+            if self._slots.forget_one():
                 continue
             awake = [s for s in self.running if s not in self.paused]
             if len(awake) > 1:
@@ -166,7 +166,7 @@ class Scheduler:
                 self.paused.add(youngest)
             elif self._slots.room(slot, n_tokens, spill=True):
                 return True
-            elif not (self._drop_resting(all_of_it=True) or self._forget_paused(slot)):
+            elif not (self._slots.forget_one(all_of_it=True) or self._forget_paused(slot)):
                 self.exhausted.append(sequence)
                 return False
         return False
@@ -178,11 +178,11 @@ class Scheduler:
             while not self._take_up(slot, whole=not alone):
                 if not alone:
                     return
-                if self._drop_resting():
+                if self._slots.forget_one():
                     continue
                 if self._wake_up(slot, spill=True):
                     break
-                if not (self._drop_resting(all_of_it=True) or self._forget_paused(slot)):
+                if not (self._slots.forget_one(all_of_it=True) or self._forget_paused(slot)):
                     self.exhausted.append(self.running[slot])
                     return
             self.paused.remove(slot)
@@ -206,19 +206,6 @@ class Scheduler:
     def _in_line(self) -> list[Slot]:
         """Paused ones, the oldest first. Nobody else waits for memory: who has no slot finds none that rests."""
         return sorted(self.paused, key=lambda s: self.running[s].id)
-
-    def _drop_resting(self, *, all_of_it: bool = False) -> bool:
-        """Forget what was cached in a free slot, the oldest first; False when there is none.
-
-        all_of_it: also what is only in the way of pages that spill.
-        """
-        cached = (slot for slot, tokens in self._free.items() if tokens)
-        resting = next((slot for slot in cached if all_of_it or self._slots.in_the_way(slot)), None)
-        if resting is None:
-            return False
-        self._slots.drop(resting)
-        self._free[resting] = []
-        return True
 
     def _forget_paused(self, but: Slot) -> bool:
         """Where pages of paused sequences have nowhere to go: the one that came last is computed again later.
@@ -244,32 +231,17 @@ class Scheduler:
                 self._slots.remember(chunk.slot)
 
     def finish(self, sequence: Sequence, *, keep: bool = True) -> None:
-        """Take a sequence out, waiting or running. `keep` leaves its KV in the slot for a follow-up."""
+        """Take a sequence out, waiting or running. `keep` leaves what it computed to others."""
         if sequence.slot is None:
             self.waiting.remove(sequence)
             return
         slot = sequence.slot
-        if slot in self.paused:
-            keep = False
-            self.paused.remove(slot)
-            self._slots.drop(slot)
-        else:
-            if keep:
-                self._slots.remember(slot)
-            self._slots.rest(slot, keep=keep)
+        self.paused.discard(slot)
+        self._slots.rest(slot, sequence.tokens[: sequence.computed], keep=keep)
         del self.running[slot]
         sequence.slot = None
         self._runner.close(slot)
-        self._free[slot] = sequence.tokens[: sequence.computed] if keep else []
-
-    def _best_slot(self, prompt: list[int]) -> tuple[Slot, int]:
-        """The free slot whose cached tokens share the longest beginning with the prompt; oldest of equals."""
-        best, longest = next(iter(self._free)), 0
-        for slot, cached in self._free.items():
-            common = _common_prefix(cached, prompt)
-            if common > longest:
-                best, longest = slot, common
-        return best, longest
+        self._free[slot] = None
 
 
 NO_MEMORY = "there is no memory for more; raise gpu_memory, or swap_space where pages may spill, or use --kv-type q8_0"
@@ -279,18 +251,3 @@ def _chunk(slot: Slot, sequence: Sequence, count: int) -> Chunk:
     start = sequence.computed
     tokens = tuple(sequence.tokens[start : start + count])
     return Chunk(slot, start, tokens, sample=start + count == len(sequence.tokens))
-
-
-def _common_prefix(a: list[int], b: list[int]) -> int:
-    """Length of the common beginning. Doubling slices: list comparison runs at C speed."""
-    limit = min(len(a), len(b))
-    low, size = 0, 64
-    while low < limit:
-        high = min(low + size, limit)
-        if a[low:high] == b[low:high]:
-            low, size = high, size * 2
-        elif size > 1 and high - low > 1:
-            size = (high - low) // 2
-        else:
-            break
-    return low

@@ -114,9 +114,10 @@ class Runner(Protocol):
         ...
 
     def restore(self, slot: Slot, snapshot: bytes, length: int) -> bool:
-        """Make the slot what it was when it held `length` tokens and the snapshot was taken.
+        """Make the slot what one was when it held `length` tokens and the snapshot was taken.
 
-        The rows of the KV cache are the caller's affair. False, and the slot is empty, when it cannot be done.
+        A model that can go back needs none. The rows of the KV cache are the caller's affair. False, and the slot is
+        empty, when it cannot be done.
         """
         ...
 

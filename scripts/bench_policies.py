@@ -10,8 +10,7 @@ alike, and each turn goes on from the one before. Several turns are asked for at
                     or a fourth of it, and the rest of that a file
     hit rate        of the pages of conversations that are bound, those that are on the device at that moment, arrived
     moved           pages that were copied between the device and RAM; from the disk and to it
-    again           tokens that had been computed before, and had to be computed once more: a conversation that begins
-                    like one that rests takes its slot over, so that there are some even where everything fits
+    again           tokens that had been computed before, and had to be computed once more
     pages s         seconds of the engine's thread for pages: deciding, and waiting until they are there
     attention s     seconds that attention waited for pages in RAM (on a GPU)
     first token     mean seconds until a request's first token, from asking for it
@@ -46,7 +45,7 @@ from pagedrun.request import Finished, GenerationRequest, TextDelta
 from pagedrun.sampling import SamplingParams
 from pagedrun.service import Service, Stream
 from pagedrun.slots import PagedSettings
-from pagedrun.step import RunnerLimits, Slot
+from pagedrun.step import RunnerLimits
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 MODES = ("off", "sequential", "associative", "hybrid")
@@ -74,7 +73,7 @@ class Bench:
         batch = 2048 if args.gpu else 512
         model = args.model or hub.fetch_default_model()
         self.model = Model(model, gpu=args.gpu, kv_types=("f16", "f16"), batch=batch, threads=args.threads)
-        n_slots, length = len(trace.begins), trace.longest + 64
+        n_slots, length = AT_ONCE, trace.longest + 64
         self.model.placement.set_seq_len(length, n_slots)
         layout = self.model.layout(args.page_size)
         params = self.model.placement.context_params
@@ -92,7 +91,7 @@ class Bench:
     def run(self, way: Way, n_pages: int) -> dict[str, Any]:
         """The trace, from nothing."""
         g, store = self.frames.geometry, Frames(self.frames)
-        n_pages = n_pages or g.n_pages * g.n_slots
+        n_pages = n_pages or g.n_pages * len(self.trace.begins)
         n_host = n_pages // 4 if way.disk else n_pages
         manager = Pages(
             g,
@@ -111,8 +110,8 @@ class Bench:
             first, again = self._ask(service)
             taken = time.perf_counter() - began
             stats = manager.stats()
-        for slot in range(g.n_slots):
-            slots.drop(Slot(slot))
+        while slots.forget_one(all_of_it=True):
+            pass
         manager.trim()
         return {
             "pages": stats.pages,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -90,13 +90,13 @@ class Pages(PageManager):
 
     wanted = there = 0
 
-    def bind(self, conversation: ConversationId, slot: int, *, spill: bool = False) -> bool:
+    def bind(self, conversation: ConversationId, slot: int, *, spill: bool = False, prefill: bool = False) -> bool:
         """Bind, and count if that goes well."""
         self.poll()
         pages = self.pages(conversation)
         frames = self.table.device[pages]
         hot = (frames != NONE) & ~self.transfers.arriving(np.maximum(frames, 0))
-        if not super().bind(conversation, slot, spill=spill):
+        if not super().bind(conversation, slot, spill=spill, prefill=prefill):
             return False
         self.wanted += len(pages)
         self.there += int(hot.sum())
@@ -108,9 +108,13 @@ class Timed(PagedSlots):
 
     pages_s = 0.0
 
-    def resume(self, slot: Slot, common: int) -> int:
+    def choose(self, free: Iterable[Slot], tokens: Sequence[int]) -> Slot:
         """Timed."""
-        return self._time(lambda: PagedSlots.resume(self, slot, common))
+        return self._time(lambda: PagedSlots.choose(self, free, tokens))
+
+    def resume(self, slot: Slot, tokens: Sequence[int]) -> int:
+        """Timed."""
+        return self._time(lambda: PagedSlots.resume(self, slot, tokens))
 
     def room(self, slot: Slot, n_tokens: int, *, spill: bool = False) -> bool:
         """Timed."""
@@ -124,9 +128,9 @@ class Timed(PagedSlots):
         """Timed."""
         self._time(lambda: PagedSlots.ready(self))
 
-    def rest(self, slot: Slot, *, keep: bool) -> None:
+    def rest(self, slot: Slot, tokens: Sequence[int], *, keep: bool) -> None:
         """Timed."""
-        self._time(lambda: PagedSlots.rest(self, slot, keep=keep))
+        self._time(lambda: PagedSlots.rest(self, slot, tokens, keep=keep))
 
     def expect(self, slots: Sequence[Slot]) -> None:
         """Timed, where it is not a part of another."""

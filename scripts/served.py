@@ -19,7 +19,7 @@ class Served(Stock):
         self.slots, self.context = slots, runner._context
         self.batch = runner.limits.max_batch_tokens
         self._door = PagesDoor(load().llama._lib)
-        self.slots.resume(SLOT, 0)
+        self.slots.resume(SLOT, (0,))  # a conversation of its own
 
     @classmethod
     def of(cls, service: Any) -> Served:

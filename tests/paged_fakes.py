@@ -60,6 +60,7 @@ class PagedFakeRunner(FakeRunner):
         return b"" if self.can_rewind else self.states[slot].to_bytes(8, "little")
 
     def restore(self, slot: Slot, snapshot: bytes, length: int) -> bool:
+        assert self.can_rewind == (not snapshot)
         self.states[slot] = int.from_bytes(snapshot, "little")
         self.kv[slot] = [0] * length
         return True
@@ -99,6 +100,7 @@ class PagedEngine:
         geometry: PageGeometry = GEOMETRY,
         watch: Callable[[], int] = lambda: 0,
         disk: int = 0,
+        worth: int = 3,
     ) -> None:
         self.store = FakeStore(geometry, seed=seed)
         self.runner = PagedFakeRunner(self.store, limits, can_rewind=can_rewind)
@@ -108,7 +110,9 @@ class PagedEngine:
         self.manager = PageManager(geometry, self.store, gpu_memory=memory, swap_space=swap, spill=spill, disk=space)
         self.manager.lower.file = self.file
         check = functools.partial(validate, self.manager)
-        settings = PagedSettings(snapshot_interval=interval, max_tokens=1000, check=check, watch=watch, watch_steps=2)
+        settings = PagedSettings(
+            snapshot_interval=interval, max_tokens=1000, check=check, watch=watch, watch_steps=2, worth=worth
+        )
         self.slots = PagedSlots(self.runner, self.manager, settings)
         self.engine = Engine(self.runner, self.slots, prefill_chunk=8)
         self.scheduler = self.engine._scheduler
@@ -129,7 +133,15 @@ class PagedEngine:
             self.engine.step()
             after = len(self.runner.plans), len(self.scheduler.running)
             assert self.scheduler.idle or before != after, "the engine turns without doing anything"
-            validate(self.manager)
+            self.check()
+
+    def check(self) -> None:
+        """A conversation rests, or has a slot."""
+        validate(self.manager)
+        resting, active = set(self.slots.resting.index), set(self.slots._of.values())
+        assert not resting & active and resting | active == set(self.manager.conversations)
+        assert active == self.manager.active and set(self.slots._of) == set(self.scheduler.running)
+        assert all(self.manager.length(c) <= self.slots.resting.index.length(c) for c in resting)
 
     def finish(self) -> None:
         """Until nothing is left to do."""
@@ -144,6 +156,16 @@ class PagedEngine:
         events = self.submit(prompt, n)
         self.finish()
         return text(events)
+
+    def resting(self) -> list[str]:
+        """Who rests, the oldest first."""
+        index = self.slots.resting.index
+        return [bytes(index.tokens(c)).decode() for c in index]
+
+    def forget_all(self) -> None:
+        """Nobody rests any more."""
+        while self.slots.forget_one(all_of_it=True):
+            validate(self.manager)
 
     def used(self) -> tuple[int, int]:
         """Frames that pages own, of the device and of the host."""

@@ -184,7 +184,7 @@ def test_snapshots_that_are_needed_least_make_room_for_cold_pages() -> None:
         assert w.manager.snapshots.add(c, position, b"", 60)
     assert w.spill(c, 1)
     assert [s.position for s in w.manager.snapshots.of(c)] == [4, 6]  # one was enough
-    assert w.manager.snapshots.needed_bytes == 60
+    assert w.manager.snapshots.needed_bytes([c]) == 60
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,10 @@ def test_an_edit_goes_back_to_a_snapshot_and_an_appended_turn_computes_only_what
     assert usage.cached_tokens == len(PROMPT) - 1  # there is a snapshot right before the last token of a prompt
     _, _, usage = answer(hybrid, (*PROMPT[:100], 5, *PROMPT[101:]))
     assert usage.cached_tokens == 0  # none before that
+    _, regenerated, usage = answer(hybrid, PROMPT)
+    assert (usage.cached_tokens, regenerated) == (len(PROMPT) - 1, pytest.approx(fresh, abs=0.05))  # edits left it
+    while hybrid._engine._slots.forget_one(all_of_it=True):
+        pass  # the engine's thread waits for a request
     # Everything again from nothing: the recurrent state was really cleared, so the same numbers come out.
     _, again, usage = answer(hybrid, PROMPT)
     assert (usage.cached_tokens, again) == (0, pytest.approx(fresh, abs=1e-4))

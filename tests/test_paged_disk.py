@@ -22,8 +22,8 @@ def four_conversations(**kind: object) -> tuple[PagedEngine, list[str]]:
 
 
 def on_disk(paged: PagedEngine) -> list[int]:
-    """Pages of each slot that are nowhere else."""
-    return [paged.manager.on_disk(c) for c in paged.slots._of.values()]
+    """Pages of each conversation that are nowhere else."""
+    return [paged.manager.on_disk(c) for c in paged.manager.conversations]
 
 
 def test_what_rests_is_kept_on_disk() -> None:
@@ -99,10 +99,10 @@ def test_the_rest_of_a_conversation_follows_into_free_frames() -> None:
     paged = PagedEngine(device=9, host=20, spill=AHEAD)
     told = "a" * 24 + paged.ask("a" * 24, 6)
     paged.ask("b" * 24, 6)
-    a = paged.slots._of[min(paged.slots._of)]
+    a, b = paged.slots.resting.index
     assert 0 < (paged.manager.table.device[paged.manager.pages(a)] >= 0).sum() < 5
-    paged.slots.drop(sorted(paged.slots._of)[1])
-    paged.scheduler._free[sorted(paged.slots._of)[1]] = []
+    paged.slots.resting.index.touch(a)
+    assert paged.slots.forget_one(all_of_it=True) and b not in paged.manager.conversations
     paged.ask("c" * 3, 6)
     assert (paged.manager.table.device[paged.manager.pages(a)] >= 0).all()
     events = paged.submit(told + "!", 4)

@@ -11,7 +11,7 @@ from pagedrun.errors import ContextLengthError, EngineError
 from pagedrun.kv import BrokenInvariant, SpillSettings
 from pagedrun.request import FinishReason, RequestId
 from pagedrun.step import Slot
-from tests.paged_fakes import GEOMETRY, PagedEngine, end, expected, reason, text
+from tests.paged_fakes import PagedEngine, end, expected, reason, text
 
 STORY = "it was a dark and stormy night, and"  # 35 tokens: six pages
 
@@ -65,7 +65,7 @@ def test_what_rests_goes_before_anybody_pauses() -> None:
     paged.ask(STORY)
     assert paged.ask("x" * 30) == expected("x" * 30)
     assert not paged.scheduler.paused
-    assert [len(tokens) for tokens in paged.scheduler._free.values()] == [0, 0, 0, 35]
+    assert [len(tokens) for tokens in paged.resting()] == [35]
 
 
 def test_who_pauses_goes_on_where_it_was() -> None:
@@ -77,14 +77,18 @@ def test_who_pauses_goes_on_where_it_was() -> None:
     assert paged.runner.computed <= computed + left + 20, "something was computed twice"
 
 
-def test_cancelling_who_pauses_gives_its_pages_back() -> None:
+def test_who_pauses_and_is_cancelled_rests() -> None:
     paged = paused_engine()
+    computed = paged.scheduler.running[Slot(1)].computed
     paged.engine._carry_out(Cancel(RequestId(1)))
     assert reason(paged.events[1]) is FinishReason.CANCELLED
     assert not paged.scheduler.paused
     paged.finish()
     assert text(paged.events[0]) == expected("a" * 24, 10)
-    assert paged.used()[0] == GEOMETRY.pages_for(33)
+    events = paged.submit("b" * 24, 10)
+    paged.finish()
+    assert text(events) == expected("b" * 24, 10)
+    assert end(events).usage.cached_tokens == min(computed, 23)
 
 
 def test_a_shutdown_ends_everybody_paused_or_not() -> None:
@@ -140,7 +144,8 @@ def test_an_edit_goes_back(can_rewind: bool) -> None:
 def test_snapshots_lie_at_the_interval_before_the_last_token_of_the_prompt_and_at_the_end() -> None:
     paged = PagedEngine(device=12, host=12, can_rewind=False)
     paged.ask(STORY)
-    assert [s.position for s in paged.manager.snapshots.of(paged.slots._of[Slot(0)])] == [8, 16, 24, 32, 34, 40]
+    (conversation,) = paged.slots.resting.index
+    assert [s.position for s in paged.manager.snapshots.of(conversation)] == [8, 16, 24, 32, 34, 40]
     events = paged.submit(STORY)
     paged.finish()
     assert (text(events), end(events).usage.cached_tokens) == (expected(STORY), 34)
@@ -176,8 +181,7 @@ def test_a_store_that_fails_ends_that_step_and_nothing_else(at: int) -> None:
             error and expected(letter * 24, 10).startswith(text(events))
         )
     assert paged.ask("c" * 30) == expected("c" * 30)
-    for slot in list(paged.scheduler._free):
-        paged.slots.drop(slot)
+    paged.forget_all()
     paged.manager.flush()
     assert paged.used() == (0, 0)
 

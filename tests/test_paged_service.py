@@ -37,13 +37,18 @@ def answer(service: Service, prompt: list[int], n: int = 12) -> tuple[list[int],
     raise AssertionError("no end")
 
 
+def counted(found: tuple[list[int], Usage, FinishReason]) -> tuple[list[int], int]:
+    """An answer's tokens, and how many of its prompt were cached."""
+    return found[0], found[1].cached_tokens
+
+
 def opened(path: Path, **settings: Any) -> Service:
     return load_service(path, EngineConfig(gpu_layers=0, debug_kv=True, max_batch_tokens=128, **settings))
 
 
-def conversations(service: Service, n: int, turns: int = 3) -> list[tuple[list[int], int]]:
+def conversations(service: Service, n: int, turns: int = 3, first: int = 0) -> list[tuple[list[int], int]]:
     """`n` conversations by turns, one request after the other: (tokens, cached) of each."""
-    histories, answers = [tokens_of(i, 150 + 10 * i) for i in range(n)], []
+    histories, answers = [tokens_of(i, 150 + 10 * i) for i in range(first, first + n)], []
     for turn in range(turns):
         for i, history in enumerate(histories):
             tokens, usage, _ = answer(service, history)
@@ -53,15 +58,42 @@ def conversations(service: Service, n: int, turns: int = 3) -> list[tuple[list[i
 
 
 def test_paging_changes_no_answer(smollm2: Path) -> None:
-    """Follow-ups, an edit, and a prompt that shares only its beginning."""
+    """Follow-ups, a prompt that shares only its beginning, and an edit, in an order in which nothing is cut that is
+    needed later: what was cached is the same then, and so are the steps.
+    """
     results = []
     for paging in ("off", "on"):
         with opened(smollm2, paging=paging, max_num_seqs=4, max_seq_len=1024) as service:
             first = tokens_of(1, 300)
-            prompts = [first, first[:200] + tokens_of(2, 50), tokens_of(3, 30), first + tokens_of(4, 100)]
-            results.append(conversations(service, 4) + [answer(service, p)[:2] for p in prompts])
+            prompts = [first, first + tokens_of(4, 100), first[:200] + tokens_of(2, 50), tokens_of(3, 30)]
+            results.append([*conversations(service, 4), *(counted(answer(service, p)) for p in prompts)])
             assert (service.stats.kv is not None) == (paging == "on")
     assert results[0] == results[1]
+    assert [cached for _, cached in results[0][-4:]] == [160, 300, 200, 29]
+
+
+@pytest.mark.parametrize("model", ["smollm2", "tiny_hybrid"])
+def test_six_conversations_in_two_slots_recompute_only_what_is_new(model: str, request: pytest.FixtureRequest) -> None:
+    """And answer what each does alone; then a branch off the first one, which leaves it as it was."""
+    path: Path = request.getfixturevalue(model)
+    settings = {"max_num_seqs": 2, "max_seq_len": 1024, "page_size": 32, "snapshot_interval": 64}
+    with opened(path, **settings) as service:
+        alone = [conversations(service, 1, first=i) for i in range(6)]
+    with opened(path, **settings) as service:
+        together = conversations(service, 6)
+        assert together == [alone[i][turn] for turn in range(3) for i in range(6)]
+        kv = service.stats.kv
+        assert kv is not None and kv.resting == 6 and kv.index_bytes > 0
+        for i in range(6):
+            lengths = [150 + 10 * i + turn * (12 + 20) for turn in range(2)]
+            assert [cached for _, cached in alone[i]] == [0] + [n + 11 for n in lengths]
+        start = tokens_of(0, 150)
+        trunk = start + together[0][0] + tokens_of(100, 20)
+        branched = answer(service, start + together[0][0] + tokens_of(200, 20))
+        back = 0 if model == "smollm2" else 1  # the state is that of the answer's end, whose last token is not computed
+        assert branched[1].cached_tokens == 150 + 12 - back
+        again = answer(service, trunk + together[6][0] + tokens_of(300, 5))
+        assert again[1].cached_tokens == 150 + 12 + 20 + 12 - back
 
 
 @pytest.mark.parametrize("model", ["smollm2", "tiny_hybrid"])
@@ -90,9 +122,10 @@ def test_one_that_does_not_fit_the_device_is_read_from_the_host(model: str, requ
     settings = {"max_seq_len": 2048, "page_size": 32}
     prompts = [tokens_of(1, 900), tokens_of(1, 700) + tokens_of(2, 300)]  # the second goes back into cold pages
     with opened(path, **settings) as service:
-        plenty = [answer(service, p, 40) for p in prompts]
+        plenty = [answer(service, prompts[0], 40)]
         kv = service.stats.kv
         assert kv is not None and not kv.spill.cold
+        plenty.append(answer(service, prompts[1], 40))
         frame_bytes = kv.device.n_bytes // kv.device.created
     few = kv.buffer_bytes + frame_bytes * (kv.device.used // 2)
     with opened(path, gpu_memory=few, **settings) as service:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pagedrun.errors import GrammarError
 from pagedrun.request import GenerationRequest, RequestId
-from pagedrun.scheduler import Scheduler, Sequence, _common_prefix
+from pagedrun.scheduler import Scheduler, Sequence
 from pagedrun.slots import PlainSlots
+from pagedrun.slots.plain import common_prefix
 from pagedrun.step import RunnerLimits, Slot, StepPlan
 from tests.fakes import FakeRunner
 
@@ -161,9 +164,9 @@ def test_a_failed_sequence_leaves_nothing_in_its_slot() -> None:
 def test_common_prefix_finds_the_first_difference(at: int) -> None:
     a = list(range(5000))
     b = [*a[:at], -1, *a[at + 1 :]]
-    assert _common_prefix(a, b) == at
-    assert _common_prefix(a, a[:at]) == at
-    assert _common_prefix(a, a) == 5000
+    assert common_prefix(a, b) == at
+    assert common_prefix(a, a[:at]) == at
+    assert common_prefix(a, a) == 5000
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -172,6 +175,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.scheduler, self.runner = make(slots=3, length=60, batch=12, chunk=5)
+        self.slots = cast(PlainSlots, self.scheduler._slots)
         self.live: list[Sequence] = []
         self.number = 0
         self.waited: dict[int, int] = {}
@@ -210,8 +214,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.runner.kv[slot] == running.tokens[: running.computed]
             assert running.slot == slot
             assert running.uncomputed >= 1
-        for slot, cached in self.scheduler._free.items():
-            assert self.runner.kv[slot] == cached
+        for slot in self.scheduler._free:
+            assert self.runner.kv[slot] == self.slots._resting.get(slot, [])
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase

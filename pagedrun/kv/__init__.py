@@ -7,6 +7,7 @@
     window of slot 0 | 17     | 4      | 9      |  -  | -  what the model reads and writes: a range of addresses
 
 validate    checks everything against everything
+forgetting  conversations that rest in the way of others
 manager     PageManager, what the scheduler talks to: open, append, commit, truncate, fork, bind, unbind, spill
 stats       figures
 memory      what a manager is made of; flush, recall, prefetch, shrink and grow
@@ -14,6 +15,7 @@ spill       conversations that are bound and do not fit: which of their pages ar
 settings    what is asked of spilling
 prefetch    bringing pages to the device before they are needed
 snapshots   states of recurrent layers, by conversation
+prefix      which resting conversation begins like a prompt
 stages      memory through which pages of the host are read
 cost        what reading them costs, by what was measured
 residency   which tier pages are on: room on the device, promote, demote
@@ -30,8 +32,8 @@ store       the door to the native side: operations, FrameStore, FrameError
 geometry    how tokens lie in pages
 ids         numbers that stand for things
 
-Each imports from those below it only. Nothing here knows a model, a token or a C function; all work is by page, in
-arrays. It needs NumPy, so it is imported late.
+Each imports from those below it only. Nothing here knows a model or a C function, and but for `prefix`
+no token; all work is by page, in arrays. It needs NumPy, so it is imported late.
 """
 
 from __future__ import annotations
@@ -40,11 +42,13 @@ from pagedrun.kv.budget import Budget
 from pagedrun.kv.cost import MODES as SPILL_MODES
 from pagedrun.kv.cost import Mix, Rates, Space, choose
 from pagedrun.kv.disk import DiskSpace
+from pagedrun.kv.forgetting import could_be_bound, first_in_the_way
 from pagedrun.kv.geometry import PageGeometry
 from pagedrun.kv.ids import ConversationId, FrameId, PageId, Tier
 from pagedrun.kv.manager import PageManager
 from pagedrun.kv.policy import POLICIES
 from pagedrun.kv.prefetch import PREFETCH_MODES
+from pagedrun.kv.prefix import PrefixCache
 from pagedrun.kv.settings import SpillSettings
 from pagedrun.kv.snapshots import Snapshot, SnapshotStore
 from pagedrun.kv.stats import DiskStats, KvStats, PrefetchStats, SpillStats, TierStats
@@ -70,6 +74,7 @@ __all__ = [
     "PageId",
     "PageManager",
     "PrefetchStats",
+    "PrefixCache",
     "Rates",
     "Snapshot",
     "SnapshotStore",
@@ -79,5 +84,7 @@ __all__ = [
     "Tier",
     "TierStats",
     "choose",
+    "could_be_bound",
+    "first_in_the_way",
     "validate",
 ]

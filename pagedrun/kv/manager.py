@@ -42,11 +42,21 @@ class PageManager(PageMemory):
         number = ConversationId(self._opened)
         self._opened += 1
         self.conversations[number] = Conversation(number)
+        self.active.add(number)
         return number
+
+    def lay_down(self, conversation: ConversationId) -> None:
+        """A conversation rests: it can be forgotten, so that its snapshots are in nobody's way."""
+        self.active.discard(conversation)
+
+    def rouse(self, conversation: ConversationId) -> None:
+        """It rests no longer."""
+        self.active.add(conversation)
 
     def free(self, conversation: ConversationId) -> None:
         """Forget a conversation. What nobody shares with it is free."""
         c = self.conversations.pop(conversation)
+        self.active.discard(conversation)
         self._drop(c, 0)
         if c.slot is not None:
             self.shown[c.slot] = None
@@ -60,9 +70,9 @@ class PageManager(PageMemory):
         """Whether it is in a slot's window, and stays there."""
         return self.conversations[conversation].bound
 
-    def is_hot(self, conversation: ConversationId) -> bool:
-        """Whether any of its pages is on the device."""
-        return bool((self.table.device[self.conversations[conversation].pages] != NONE).any())
+    def slot_of(self, conversation: ConversationId) -> int | None:
+        """The slot whose window shows it."""
+        return self.conversations[conversation].slot
 
     @property
     def is_crowded(self) -> bool:
@@ -79,7 +89,8 @@ class PageManager(PageMemory):
         """How long a conversation can be, with the device to itself, and with the host for what spills."""
         host_frames = 0
         if self.can_spill:
-            host_frames = (self.residency.host.budget.limit - self.snapshots.needed_bytes) // self.geometry.frame_bytes
+            needed = self.snapshots.needed_bytes(self.active)
+            host_frames = (self.swap_bytes - needed) // self.geometry.frame_bytes
         n_pages = min(self.spilling.most_pages(host_frames), self.geometry.n_pages)
         return n_pages * self.geometry.page_bytes // self.geometry.row_bytes
 

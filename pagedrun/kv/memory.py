@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 from collections.abc import Sequence
 
@@ -28,6 +29,7 @@ from pagedrun.kv.windows import Windows
 log = logging.getLogger(__name__)
 
 AHEAD = 64 << 20  # bytes of frames of the host that are made before they are needed
+FOLLOWED = 16  # conversations whose rest is brought back to frames that are free
 
 
 class PageMemory:
@@ -53,6 +55,7 @@ class PageMemory:
         self.geometry = geometry
         self.table = table = PageTable(n_pages)
         self.conversations: dict[ConversationId, Conversation] = {}
+        self.active: set[ConversationId] = set()  # those that do not rest
         self.transfers = Transfers(store, n_frames)
         self.windows = Windows(geometry.n_slots, geometry.n_pages, device.most)
         parts = (table, self.transfers, self.windows, policy_named(policy, n_pages))
@@ -207,9 +210,9 @@ class PageMemory:
         """
         if self.windows.n_cold or not self.prefetching.may_follow:
             return 0
-        idle = [c for c in self.conversations.values() if not c.bound and c.n_pages]
-        idle.sort(key=lambda c: -c.let_go)
-        n = self.prefetching.follow([c.pages for c in idle], self.spilling.settings.per_step)
+        idle = (c for c in self.conversations.values() if not c.bound and c.n_pages)
+        last = heapq.nlargest(FOLLOWED, idle, key=lambda c: c.let_go)
+        n = self.prefetching.follow([c.pages for c in last], self.spilling.settings.per_step)
         self._cut_lost()
         return n
 
@@ -218,6 +221,11 @@ class PageMemory:
         if not self.lower.file.n_slots:
             return 0
         return int(self.lower.on_disk_only(self.conversations[conversation].pages).sum())
+
+    @property
+    def swap_bytes(self) -> int:
+        """What swap_space may take."""
+        return self.residency.host.budget.limit
 
     @property
     def any_bound(self) -> bool:

@@ -10,7 +10,7 @@ rest again. A snapshot's size does not depend on its position, and a fork shares
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -82,6 +82,12 @@ class SnapshotStore:
         self._use(of[at - 1])
         return of[at - 1]
 
+    def last_before(self, conversation: ConversationId, n_tokens: int) -> int:
+        """Where `best` would be; 0 when there is none."""
+        of = self._of.get(conversation, [])
+        at = bisect_right(of, n_tokens, key=_position)
+        return of[at - 1].position if at else 0
+
     def fork(self, parent: ConversationId, child: ConversationId, n_tokens: int) -> None:
         """A new conversation has the first tokens of another, and so the snapshots in them."""
         shared = [s for s in self._of.get(parent, []) if s.position <= n_tokens]
@@ -106,20 +112,16 @@ class SnapshotStore:
 
     def spare(self, n_bytes: int) -> None:
         """Give bytes of the budget to pages: the least useful snapshots go, but none that is somebody's newest."""
-        needed = self._needed()
+        needed = _needed(self._of.values())
         for victim in self._by_use():
             if self._budget.left >= n_bytes or victim in needed:
                 return
             self._evict(victim)
 
-    @property
-    def needed_bytes(self) -> int:
-        """What those take that `spare` leaves alone."""
-        return sum(s.nbytes for s in self._needed())
-
-    def _needed(self) -> set[Snapshot]:
-        newest = {of[-1] for of in self._of.values()}
-        return newest | {s for of in self._of.values() for s in of if s.refs > 1}
+    def needed_bytes(self, conversations: Iterable[ConversationId]) -> int:
+        """What those of some conversations take that `spare` leaves alone."""
+        of = [self._of[c] for c in conversations if c in self._of]
+        return sum(s.nbytes for s in _needed(of))
 
     def _use(self, snapshot: Snapshot) -> None:
         self._events += 1
@@ -157,3 +159,8 @@ class SnapshotStore:
             if not of:
                 del self._of[conversation]
         self.evicted += 1
+
+
+def _needed(lists: Iterable[list[Snapshot]]) -> set[Snapshot]:
+    """Each conversation's newest one, and those that several share."""
+    return {s for of in lists for s in of if s is of[-1] or s.refs > 1}

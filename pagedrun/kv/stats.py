@@ -89,7 +89,8 @@ class KvStats:
     tokens: stored ones, those that conversations share counted once. utilisation: what they are of the tokens that the
     pages they lie in could hold; 1 when there are no pages. clean_victims left the device without a copy,
     dirty_victims with one. buffer_bytes: what the context takes on the device beside pages, out of the same budget.
-    tokens_per_page: what a page holds, not always a whole number.
+    tokens_per_page: what a page holds, not always a whole number. resting: conversations that a prompt may go on from;
+    index_bytes: what finding them takes in main memory, beside the budgets.
     """
 
     device: TierStats
@@ -109,6 +110,8 @@ class KvStats:
     prefetch: PrefetchStats = PrefetchStats()
     disk: DiskStats = DiskStats()
     tokens_per_page: float = 0.0
+    resting: int = 0
+    index_bytes: int = 0
 
     @property
     def evictions(self) -> int:
@@ -193,9 +196,11 @@ def _tier(pool: FramePool, frame_bytes: int) -> TierStats:
 
 def _stored_bytes(manager: PageManager) -> int:
     """Bytes of rows in one stripe. Of conversations that share a page, the one counts that has most of it."""
-    size, row = manager.geometry.page_bytes, manager.geometry.row_bytes
+    size, row, every = manager.geometry.page_bytes, manager.geometry.row_bytes, manager.conversations.values()
+    if not every:
+        return 0
     stored = np.zeros(manager.table.top, np.int64)
-    for c in manager.conversations.values():
-        here = np.clip(c.length * row - np.arange(c.n_pages) * size, 0, size)
-        stored[c.pages] = np.maximum(stored[c.pages], here)
+    pages = np.concatenate([c.pages for c in every])
+    lengths = np.repeat([c.length for c in every], [c.n_pages for c in every])
+    np.maximum.at(stored, pages, np.clip(lengths * row - manager.table.index[pages] * size, 0, size))
     return int(stored.sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import numpy.typing as npt
 
-from pagedrun.errors import PagedrunError
+from pagedrun.errors import EngineError, PagedrunError
 from pagedrun.native.context import NativeContext
 from pagedrun.native.door import Door
 from pagedrun.native.frames import NativeFrames
@@ -17,6 +18,8 @@ from pagedrun.native.model import NativeModel
 from pagedrun.native.sampler import Sampler
 from pagedrun.request import GenerationRequest, TokenLogprob
 from pagedrun.step import RunnerLimits, Sampled, Slot, StepPlan, StepResult, Vocab
+
+log = logging.getLogger(__name__)
 
 # A sampler that walks the whole vocabulary (a grammar, DRY) takes up to 0.5 ms for 151,936 tokens. Below this many
 # candidates in a step handing the samplers to threads costs more than it saves.
@@ -77,10 +80,15 @@ class NativeRunner:
     def restore(self, slot: Slot, snapshot: bytes, length: int) -> bool:
         """Put it back; the rows of a paged KV cache are there, and only their positions have to be said."""
         self._context.forget(slot)
-        if self._frames is None or not self._context.load(slot, snapshot):
+        if self._frames is None or not (self.can_rewind or self._context.load(slot, snapshot)):
             self._context.forget(slot)
             return False
-        self._frames.bind(slot, length)
+        try:
+            self._frames.bind(slot, length)
+        except EngineError as e:
+            log.warning("a conversation is computed again: %s", e)
+            self._context.forget(slot)
+            return False
         return True
 
     def run(self, plan: StepPlan) -> StepResult:

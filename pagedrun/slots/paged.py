@@ -1,12 +1,15 @@
-"""The slots' KV memory in pages: each slot has a conversation of the page manager, whose pages come and go.
+"""The slots' KV memory in pages: conversations of the page manager, which have a slot while a request works on them.
 
-See `pagedrun.slots` for what is asked of it.
+    a slot's window           shows a conversation's pages, also for a while after it came to rest
+    llama.cpp's own memory    of a slot: which positions it holds, and a recurrent state
+
+Both may still be those of a conversation that rests, and then cost nothing to go on with.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,14 +19,17 @@ from pagedrun.step import Runner, Slot
 
 if TYPE_CHECKING:
     from pagedrun.kv import ConversationId, KvStats, PageManager
+    from pagedrun.slots.resting import Found
 
 log = logging.getLogger(__name__)
 
 
 class PagedSlots:
-    """Paged KV memory: each slot has a conversation of the page manager, whose pages come and go."""
+    """Paged KV memory: slots have conversations of the page manager, whose pages come and go."""
 
     def __init__(self, runner: Runner, manager: PageManager, settings: PagedSettings) -> None:
+        from pagedrun.slots.resting import Resting  # NumPy, late
+
         self._runner = runner
         self._manager = manager
         self._settings = settings
@@ -31,18 +37,33 @@ class PagedSlots:
         self._others = Others(manager, settings)
         self._asked = 0  # tokens that the next step computes
         self._reading: dict[Slot, bool] = {}  # whether a slot reads a prompt, as its pages lie
-        self._of: dict[Slot, ConversationId] = {Slot(i): manager.open() for i in range(runner.limits.max_num_seqs)}
+        self._of: dict[Slot, ConversationId] = {}  # slots that requests have
+        self._live: dict[Slot, ConversationId] = {}  # whose positions and state llama.cpp has there
+        self.resting = Resting(manager, can_rewind=runner.can_rewind, worth=settings.worth)
 
     @property
     def max_tokens(self) -> int:
         """As many as there are frames for."""
         return min(self._runner.limits.max_seq_len, self._settings.max_tokens, self._manager.max_tokens)
 
-    def resume(self, slot: Slot, common: int) -> int:
-        """As far as the model can go back: to any token, or to the last snapshot."""
-        kept = self._keep(slot, common)
+    def choose(self, free: Iterable[Slot], tokens: Sequence[int]) -> Slot:
+        """The one that still shows the conversation to go on with, or else the one used longest ago."""
+        free = list(free)
+        found = self._find(tokens, free)
+        shown = None if found is None else self._manager.slot_of(found.conversation)
+        return next((slot for slot in free if slot == shown), free[0])
+
+    def resume(self, slot: Slot, tokens: Sequence[int]) -> int:
+        """From the conversation that has most in common, as far as the model can go back: to any token, or to a
+        snapshot.
+        """
+        found = self._find(tokens, [slot])
+        self._of[slot] = self._manager.open() if found is None else self.resting.take(found)
+        kept = self._keep(slot, 0 if found is None else found.n)
         coming = self._comes(slot)
         bound = not coming and self._bind(slot)
+        while not (bound or coming) and self.resting.make_room(self._of[slot]):
+            bound = self._bind(slot)
         kept = self.held(slot, kept)
         if bound or coming or self._manager.can_spill:
             return kept  # and if it is not bound, it waits: reading it is worth more than its place in the line
@@ -125,26 +146,42 @@ class PagedSlots:
         """Bring pages of their conversations to frames that nobody needs, none of these at another's cost."""
         self._manager.expect([self._of[slot] for slot in slots])
 
-    def rest(self, slot: Slot, *, keep: bool) -> None:
+    def rest(self, slot: Slot, tokens: Sequence[int], *, keep: bool) -> None:
         """The pages stay until somebody needs the room, for which some go to the disk now, while nobody waits."""
-        self._release(slot)
-        self._manager.sink(self._settings.write_back)
+        conversation, keep = self._of[slot], keep and len(tokens) > 0
         if not keep:
             self.drop(slot)
+        elif self._manager.length(conversation) == len(tokens):  # else pages were lost while it was paused
+            self.remember(slot)
+        self._release(slot)
+        del self._of[slot]
+        self._manager.sink(self._settings.write_back)
+        if keep:
+            self.resting.add(conversation, tokens)
+        else:
+            self._manager.free(conversation)
 
     def drop(self, slot: Slot) -> None:
         """Give all frames back."""
         self._keep(slot, 0)
 
-    def in_the_way(self, slot: Slot) -> bool:
-        """Whether idle pages cannot leave the device, and it has some there; where nothing can spill, or anywhere."""
-        if not self._manager.is_crowded:
-            return False
-        return not self._manager.can_spill or self._manager.is_hot(self._of[slot])
+    def forget_one(self, *, all_of_it: bool = False) -> bool:
+        """The oldest one with idle pages that cannot leave the device."""
+        return self.resting.forget_one(all_of_it=all_of_it)
 
     def stats(self) -> KvStats | None:
-        """As the manager counts them, with the buffers."""
-        return replace(self._manager.stats(), buffer_bytes=self._settings.buffer_bytes)
+        """As the manager counts them, with the buffers, and what rests."""
+        index = self.resting.index
+        return replace(
+            self._manager.stats(),
+            buffer_bytes=self._settings.buffer_bytes,
+            resting=len(index),
+            index_bytes=index.nbytes,
+        )
+
+    def _find(self, tokens: Sequence[int], slots: Iterable[Slot]) -> Found | None:
+        """What rests and begins like a prompt. slots: of which the state may be used as it is."""
+        return self.resting.find(tokens, [self._live[slot] for slot in slots if slot in self._live])
 
     def _room(self, slot: Slot, n_tokens: int, *, spill: bool) -> bool:
         if not self._suits(slot, prefill=n_tokens > self._settings.few):
@@ -215,14 +252,21 @@ class PagedSlots:
         """Keep the first tokens, or as many of them as are there and the model can go back to; answers how many."""
         conversation = self._of[slot]
         n_tokens = min(n_tokens, self._manager.length(conversation))
-        kept = self._runner.trim(slot, n_tokens)
+        there = n_tokens if self._live.get(slot) == conversation else 0
+        kept = self._runner.trim(slot, there)
         if kept < n_tokens:
             kept = self._restore(slot, n_tokens)
+        # Elsewhere it may have been as well, and will be of other tokens from now on.
+        self._live = {s: c for s, c in self._live.items() if c != conversation}
+        self._live[slot] = conversation
         self._manager.truncate(conversation, kept)
         return kept
 
-    def _restore(self, slot: Slot, common: int) -> int:
-        snapshot = self._manager.snapshots.best(self._of[slot], common)
+    def _restore(self, slot: Slot, n_tokens: int) -> int:
+        """Tell llama.cpp what is in the slot's window; the rows are there."""
+        if self._runner.can_rewind:
+            return n_tokens if self._runner.restore(slot, b"", n_tokens) else 0
+        snapshot = self._manager.snapshots.best(self._of[slot], n_tokens)
         if snapshot is None or not self._runner.restore(slot, snapshot.data, snapshot.position):
             self._runner.trim(slot, 0)
             return 0

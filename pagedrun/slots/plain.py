@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pagedrun.step import Runner, Slot
@@ -12,19 +12,25 @@ if TYPE_CHECKING:
 
 
 class PlainSlots:
-    """llama.cpp's own KV cache: each slot has its memory for good."""
+    """llama.cpp's own KV cache: each slot has its memory for good, and what a request computed stays there."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
+        self._resting: dict[Slot, Sequence[int]] = {}  # tokens of free slots
 
     @property
     def max_tokens(self) -> int:
         """Whatever fits the context."""
         return self._runner.limits.max_seq_len
 
-    def resume(self, slot: Slot, common: int) -> int:
+    def choose(self, free: Iterable[Slot], tokens: Sequence[int]) -> Slot:
+        """The one whose tokens share the longest beginning with the prompt; the oldest of equals."""
+        return max(free, key=lambda slot: common_prefix(self._resting.get(slot, ()), tokens))
+
+    def resume(self, slot: Slot, tokens: Sequence[int]) -> int:
         """As far back as the model can go."""
-        return self._runner.trim(slot, common)
+        common = common_prefix(self._resting.pop(slot, ()), tokens)
+        return self._runner.trim(slot, min(common, len(tokens) - 1))
 
     def awake(self, slot: Slot) -> bool:
         """Always."""
@@ -61,19 +67,35 @@ class PlainSlots:
     def expect(self, slots: Sequence[Slot]) -> None:
         """Never."""
 
-    def rest(self, slot: Slot, *, keep: bool) -> None:
+    def rest(self, slot: Slot, tokens: Sequence[int], *, keep: bool) -> None:
         """What is not kept is forgotten at once."""
-        if not keep:
+        if keep:
+            self._resting[slot] = tokens
+        else:
             self._runner.trim(slot, 0)
 
     def drop(self, slot: Slot) -> None:
-        """Forget it."""
-        self._runner.trim(slot, 0)
+        """Never needed."""
 
-    def in_the_way(self, slot: Slot) -> bool:
-        """Never asked."""
-        return True
+    def forget_one(self, *, all_of_it: bool = False) -> bool:
+        """Nothing is in anybody's way."""
+        return False
 
     def stats(self) -> KvStats | None:
         """None."""
         return None
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common beginning. Doubling slices: list comparison runs at C speed."""
+    limit = min(len(a), len(b))
+    low, size = 0, 64
+    while low < limit:
+        high = min(low + size, limit)
+        if a[low:high] == b[low:high]:
+            low, size = high, size * 2
+        elif size > 1 and high - low > 1:
+            size = (high - low) // 2
+        else:
+            break
+    return low

@@ -1,6 +1,7 @@
 """What the slots hold between and during requests: the scheduler's view of KV memory, paged or not.
 
-    resume     a request takes over a slot, with as much of what is there as it can use
+    choose     the slot that a request had best
+    resume     a request takes a slot, with as much of what was computed before as it can use
     room       before a step: space for tokens; with spill, what does not fit is read from the host at every step
     awake      whether a slot's tokens can be computed now
     held       how many tokens are still there after a pause
@@ -8,15 +9,16 @@
     ready      before a step: everything is where it must be
     computed   after a step
     pause      a running request gives its place in memory up for a while; nothing is computed again
-    rest       a request is done; what it computed stays for a follow-up, or goes
-    drop       what rests in a slot goes: others need the room
+    rest       a request is done; what it computed stays for follow-ups, or goes
+    drop       what a paused request computed goes: others need the room
+    forget_one what rests goes: others need the room
 
 Being short of memory is a value, False, and not an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from pagedrun.step import Slot
@@ -33,8 +35,15 @@ class Slots(Protocol):
         """How long a conversation can be, with all memory to itself."""
         ...
 
-    def resume(self, slot: Slot, common: int) -> int:
-        """Keep the first `common` tokens or fewer; returns how many. Without room the slot is as if it were paused."""
+    def choose(self, free: Iterable[Slot], tokens: Sequence[int]) -> Slot:
+        """The best of these slots, least recently used first and at least one, for a request with this prompt."""
+        ...
+
+    def resume(self, slot: Slot, tokens: Sequence[int]) -> int:
+        """Have the first tokens of a prompt in a free slot, as many as are known, and never the last; returns how many.
+
+        Without room the slot is as if it were paused.
+        """
         ...
 
     def awake(self, slot: Slot) -> bool:
@@ -77,16 +86,19 @@ class Slots(Protocol):
         """These paused slots are the next to be taken up, in this order."""
         ...
 
-    def rest(self, slot: Slot, *, keep: bool) -> None:
-        """The request is done. keep: what it computed may serve a follow-up."""
+    def rest(self, slot: Slot, tokens: Sequence[int], *, keep: bool) -> None:
+        """The request is done, and these tokens were computed. keep: they may serve others."""
         ...
 
     def drop(self, slot: Slot) -> None:
-        """Forget what rests in a slot."""
+        """Forget what a paused request computed; it keeps its slot."""
         ...
 
-    def in_the_way(self, slot: Slot) -> bool:
-        """Whether others have more room as soon as what rests in a slot is dropped."""
+    def forget_one(self, *, all_of_it: bool = False) -> bool:
+        """Forget the oldest of what rests whose end gives others room; False: there is none.
+
+        all_of_it: also what is only in the way of pages that spill.
+        """
         ...
 
     def stats(self) -> KvStats | None:

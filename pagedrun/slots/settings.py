@@ -23,7 +23,8 @@ class PagedSettings:
     in smaller steps, and only once the device is nearly full. check: called before and after every step. watch: asked
     every watch_steps steps how many bytes of the device others need; so many less than none when they have given some
     back. pace: called before every step, with whether it only decodes: few tokens at
-    most, for which attention reads a cold page about once, and not again and again.
+    most, for which attention reads a cold page about once, and not again and again. worth: tokens for which it pays to
+    share pages, or to keep the end of a conversation that another branches off from.
     """
 
     snapshot_interval: int
@@ -34,6 +35,7 @@ class PagedSettings:
     watch: Callable[[], int] = lambda: 0
     watch_steps: int = 16
     few: int = 32
+    worth: int = 8
     pace: Callable[..., None] = lambda decoding: None
 
 

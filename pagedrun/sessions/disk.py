@@ -6,9 +6,11 @@ import errno
 import fcntl
 import os
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 
+_POLL_S = 0.005
 PRIVATE = 0o600  # what people said is theirs
 
 
@@ -76,6 +78,21 @@ def locked(fd: int, kind: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def shared(fd: int, wait_s: float) -> bool:
+    """Take a shared lock, which a writer may hold up for so long; False when it did, or where there are no locks."""
+    end = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(_POLL_S)
+        except OSError:
+            return False
 
 
 def idle(path: Path) -> bool:

@@ -199,7 +199,8 @@ class SessionFolder:
     def _save(self, kind: Kind, name: str, contents: Contents, since: Mark | None) -> Mark:
         path = self.path(name, kind)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for folder in (self.root, path.parent):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as e:
             raise not_saved(path, e) from e
 

@@ -6,9 +6,9 @@
 Pages are checked when they are read, so opening is cheap and `usable_tokens` shrinks when a damaged one turns up.
 Snapshots behind it are of no use. What cannot be read from the disk counts as damaged.
 
-A reader has a shared lock, so that nobody writes to places that its state has and newer ones do not. One that does not
-get it, because a save is under way, goes on without: that save leaves this state alone, and what a further one takes
-of it is found by its checksum.
+A reader has a shared lock, so that nobody writes to places that its state has and newer ones do not. While a save is
+under way it waits for the new state, but not for long: then it goes on with the old one and without a lock. That save
+leaves this state alone, and what a further one takes of it is found by its checksum.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from pagedrun.sessions.disk import Disk, locked, size_of
+from pagedrun.sessions.disk import Disk, shared, size_of
 from pagedrun.sessions.format import DATA, VERSION, Index, Mark, Meta, Tokens, unpack_head, unpack_index
 from pagedrun.sessions.identity import Identity
 from pagedrun.sessions.places import ALIGN, padded
@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 Bytes = npt.NDArray[np.uint8]
 
 LARGEST = 32 << 20  # bytes of one read
+WAIT_S = 5.0  # for a save to end
 _REFUSED = (errno.EINVAL, errno.EFAULT, errno.EOPNOTSUPP)  # what direct reads are refused with
 
 
@@ -62,8 +63,8 @@ def read_index(fd: int, path: Path, disk: Disk) -> tuple[Index, int]:
     n_bytes = size_of(fd)
     blocks = bytearray(DATA)
     disk.read(fd, memoryview(blocks), 0)
-    found = [unpack_head(bytes(blocks[at : at + ALIGN])) for at in (0, ALIGN)]
-    heads = sorted((h for h in found if h is not None), key=lambda h: -h.generation)
+    found = [(at, unpack_head(bytes(blocks[at : at + ALIGN]))) for at in (0, ALIGN)]
+    heads = sorted((h for at, h in found if h is not None and h.at == at), key=lambda h: -h.generation)
     reason = "it has no header as pagedrun writes one"
     for head in heads:
         if head.version != VERSION:
@@ -127,7 +128,7 @@ class Session:
             self._close = weakref.finalize(self, os.close, self._fd)
             try:
                 if lock:
-                    locked(self._fd, fcntl.LOCK_SH)
+                    shared(self._fd, WAIT_S)
                 self.index, _ = read_index(self._fd, path, self._disk)
                 if identity is not None and (differences := self.meta.identity.differences(identity)):
                     raise OtherIdentityError(path, differences)

@@ -35,7 +35,8 @@ from pagedrun.sessions.plan import Contents, Plan
 from pagedrun.sessions.reader import Session, aligned, read_index
 from pagedrun.sessions.trouble import DamagedSessionError, SessionError, not_saved
 
-#: Called with the bytes by which files are about to grow, and what makes them grow. Raises SessionError.
+#: Called with the bytes by which files are about to grow, and what makes them grow or gives one its name. Raises
+#: SessionError.
 Room = Callable[[int, Callable[[], None]], None]
 
 ASIDE = ".new"  # how the names of files end that are being written
@@ -123,7 +124,7 @@ class _Job:
             head = plan.write(self.disk, fd, 0)
             self.disk.write(fd, memoryview(head.pack()), head.at)
             self.disk.sync(fd)
-            self.disk.replace(aside, self.path)
+            self.room(0, lambda: self.disk.replace(aside, self.path))  # nobody counts it under both names, or neither
             forget(fd)
         except BaseException:
             if fd >= 0:

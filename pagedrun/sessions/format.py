@@ -18,8 +18,9 @@ Why not a new file that shares blocks with the old one (FICLONE, copy_file_range
 gigabytes for each turn of a long conversation. Why not a footer: there would be none while the file grows.
 
 Checksums. Pages and snapshots: crc32, as in the spill file. It finds for certain any one or two bits that flipped in
-512 MiB, and any burst of 32; of other damage it misses one in 4 billion. On two cores of an EPYC zlib.crc32 takes 4.2
-GB/s and blake2b 0.9, which would be slower than an NVMe disk; two crc32 of halves see no more of a damaged half.
+512 MiB, and any burst of 32; of other damage it misses one in 4 billion. The standard library has nothing of 64 bits
+that keeps up with an NVMe disk: blake2b took three to six times as long (scripts/results/fuzz-sessions.md), and two
+crc32 of halves see no more of a damaged half.
 Superblock and index are small, and are what everything else is believed by: blake2b, 16 bytes.
 
 Magic, version and the digest of a superblock stay where they are in all versions to come.

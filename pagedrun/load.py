@@ -15,7 +15,7 @@ from pagedrun.engine import Engine
 from pagedrun.errors import ModelError, NotEnoughMemoryError, UsageError
 from pagedrun.gguf_file import KvFacts, ModelFacts, read_facts, why_no_text
 from pagedrun.kv import Budget, DiskSpace, PageManager, validate
-from pagedrun.memory import check_weights
+from pagedrun.memory import FreeMemory, check_weights
 from pagedrun.native.door import Door
 from pagedrun.native.library import Library, load
 from pagedrun.native.model import NativeModel, OnBytes
@@ -65,6 +65,7 @@ def load_service(
     plan = _plan(facts, config, gpus, library)
     if plan is None:
         check_weights(path.name, facts.file_size, free)
+    config, free = _where_it_runs(config, free, plan)
     door = Door(library.common)
     placement = Placement(library.llama, door, path, config, plan=plan, free_vram=free.vram, yarn=yarn)
     model = NativeModel(library, path, placement.model_params, on_progress)
@@ -97,6 +98,13 @@ def _scaled_for_less(n_tokens: int, config: EngineConfig, trained: int) -> NotEn
         f"a conversation can have {n_tokens:,} of the {config.max_seq_len:,} tokens that positions are scaled for",
         hint=f"use {instead}, or raise gpu_memory, or swap_space where pages may spill",
     )
+
+
+def _where_it_runs(config: EngineConfig, free: FreeMemory, plan: Plan | None) -> tuple[EngineConfig, FreeMemory]:
+    """Settings and free memory as they count: where a plan leaves the GPU alone, its size is no limit on RAM."""
+    if plan is None or plan.settings.gpu_layers:
+        return config, free
+    return replace(config, gpu_memory=0), replace(free, vram=0)
 
 
 def _plan(facts: ModelFacts, config: EngineConfig, gpus: Sequence[machine.Gpu], library: Library) -> Plan | None:

@@ -73,6 +73,16 @@ def test_parameters_follow_the_plan(big: Path) -> None:
     assert placement.on_gpu
 
 
+def test_where_a_plan_leaves_the_gpu_alone_its_size_limits_nothing(big: Path) -> None:
+    free = FreeMemory(ram=30 * GIB, vram=GIB)
+    config = EngineConfig(gpu_memory=GIB)
+    alone = plan_of(big, 1, gpu_memory=GIB)
+    assert alone.settings.gpu_layers == 0
+    assert load._where_it_runs(config, free, alone) == (EngineConfig(), FreeMemory(ram=30 * GIB))
+    for plan in (None, plan_of(big, 6)):
+        assert load._where_it_runs(config, free, plan) == (config, free)
+
+
 def test_patterns_mean_routed_experts_of_one_layer(big: Path) -> None:
     names = [t.name for t in read_facts(big).tensors]
     found = [name for name in names if re.search(pattern(3), name)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import re
@@ -19,6 +18,7 @@ from pagedrun.errors import (
     RuntimeLibraryError,
     SetupError,
 )
+from pagedrun.native.driver import virtual_memory
 from pagedrun.runtime import cuda, manifest, space, store, toolchain
 from pagedrun.runtime.process import output_of
 from pagedrun.runtime.sources import build_id, shipped_patches
@@ -29,8 +29,6 @@ Status = Literal["ok", "missing", "wrong"]
 
 _LOW_DISK = 2 << 30  # a CPU build and the small default model fit; no larger model does
 _LOW_MEMORY = 1 << 30
-
-_VIRTUAL_MEMORY = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 
 
 @dataclass(frozen=True)
@@ -133,24 +131,9 @@ def _gpu_pages() -> Iterator[Check]:
     unpaged = "KV caches are not paged, and long contexts have to fit VRAM"
     if "PAGEDRUN_NO_VMM" in os.environ:
         yield Check("GPU pages", "wrong", f"PAGEDRUN_NO_VMM is set: {unpaged}", "unset it")
-    elif (there := _virtual_memory()) is not None:
+    elif (there := virtual_memory()) is not None:
         lacking = f"this driver has no virtual memory management: {unpaged}"
         yield Check("GPU pages", "ok", "KV caches can be paged") if there else Check("GPU pages", "wrong", lacking)
-
-
-def _virtual_memory() -> bool | None:
-    """Whether the driver manages virtual memory on the first GPU; None: it does not say."""
-    found, device = ctypes.c_int(), ctypes.c_int()
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    failed = (
-        driver.cuInit(0)
-        or driver.cuDeviceGet(ctypes.byref(device), 0)
-        or driver.cuDeviceGetAttribute(ctypes.byref(found), _VIRTUAL_MEMORY, device)
-    )
-    return None if failed else bool(found.value)
 
 
 def _toolkit(runtime: Runtime | None) -> Check:

@@ -17,12 +17,13 @@ from pagedrun import machine
 from pagedrun.config import EngineConfig
 from pagedrun.errors import NotEnoughMemoryError, UsageError
 from pagedrun.gguf_file import KvFacts
+from pagedrun.kv.layout import STEP, choose_layout, whole
 from pagedrun.memory import OVERHEAD_BYTES, FreeMemory, check_context, default_seq_len
 from pagedrun.model import ModelInfo
 from pagedrun.native.context import NativeContext
 from pagedrun.native.frames import PagesDoor
 from pagedrun.native.model import NativeModel
-from pagedrun.native.paging import STEP, Room, attempt_in, choose_layout, open_within, whole
+from pagedrun.native.paging import Room, attempt_in, open_within
 from pagedrun.native.placement import Placement
 from pagedrun.plan import rules
 from pagedrun.step import RunnerLimits

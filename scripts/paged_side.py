@@ -14,13 +14,14 @@ from pagedrun.config import EngineConfig
 from pagedrun.gguf_file import KvFacts, read_facts
 from pagedrun.kv import Budget, PageManager
 from pagedrun.kv.ids import ConversationId
+from pagedrun.kv.layout import Layout, choose_layout
 from pagedrun.native.context import NativeContext
 from pagedrun.native.door import Door
 from pagedrun.native.frames import NativeFrames, PagesDoor
 from pagedrun.native.library import load
 from pagedrun.native.model import NativeModel
 from pagedrun.native.override import Overrides
-from pagedrun.native.paging import Layout, choose_layout, open_paged
+from pagedrun.native.paging import open_paged
 from pagedrun.native.placement import Placement
 from pagedrun.step import Chunk, Slot, StepPlan
 

@@ -15,9 +15,10 @@ from contextlib import closing, contextmanager
 import numpy as np
 
 from pagedrun.kv import Op, Tier
+from pagedrun.kv.layout import Layout
 from pagedrun.native.context import NativeContext
 from pagedrun.native.frames import NativeFrames
-from pagedrun.native.paging import Layout, open_paged
+from pagedrun.native.paging import open_paged
 from pagedrun.step import Chunk, Slot, StepPlan
 from tests.paged_models import Loaded, likeliest, tokens_of
 

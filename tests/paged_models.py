@@ -17,12 +17,13 @@ import pytest
 from pagedrun.config import EngineConfig
 from pagedrun.kv import Budget, PageGeometry, PageManager, validate
 from pagedrun.kv.ids import ConversationId
+from pagedrun.kv.layout import Layout
 from pagedrun.native.context import NativeContext
 from pagedrun.native.door import Door
 from pagedrun.native.frames import NativeFrames, PagesDoor
 from pagedrun.native.library import Library
 from pagedrun.native.model import NativeModel
-from pagedrun.native.paging import Layout, open_paged
+from pagedrun.native.paging import open_paged
 from pagedrun.native.placement import Placement
 from pagedrun.step import Chunk, Slot, StepPlan
 

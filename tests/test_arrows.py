@@ -17,9 +17,9 @@ PACKAGE = ROOT / "pagedrun"
 ROOMS: list[tuple[str, ...]] = [
     ("errors", "units", "model"),
     ("paths", "sampling", "memory", "machine"),
-    ("config", "request", "gguf_file", "catalog"),
+    ("config", "request", "gguf_file", "catalog", "rope"),
     ("step", "text", "chat", "kv", "plan"),
-    ("slots", "speeds"),
+    ("slots", "speeds", "sessions"),
     ("scheduler",),
     ("engine",),
     ("runtime",),

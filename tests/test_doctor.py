@@ -205,7 +205,7 @@ def test_whether_a_gpu_can_have_pages(
     if variable:
         monkeypatch.setenv("PAGEDRUN_NO_VMM", variable)
     monkeypatch.setattr(machine, "has_nvidia_gpu", lambda: True)
-    monkeypatch.setattr("pagedrun.doctor.ctypes.CDLL", library)
+    monkeypatch.setattr("pagedrun.native.driver.ctypes.CDLL", library)
     found = checks().get("GPU pages")
     assert (found.status if found else "") == status
     assert (found.detail if found else "").startswith(detail)

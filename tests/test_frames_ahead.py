@@ -13,9 +13,10 @@ import pytest
 
 from pagedrun import machine
 from pagedrun.kv import FrameError, Op, Tier
+from pagedrun.kv.layout import Layout
 from pagedrun.native.frames import NativeFrames
 from pagedrun.native.library import Library
-from pagedrun.native.paging import Layout, open_paged
+from pagedrun.native.paging import open_paged
 from tests.cold_pages import STAGED, ZERO_COPY, answers, anywhere, cold_pages, plain
 from tests.paged_models import Loaded, loaded
 

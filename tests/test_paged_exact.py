@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from pagedrun import machine
+from pagedrun.kv.layout import Layout
 from pagedrun.native.library import Library
-from pagedrun.native.paging import Layout
 from tests.paged_models import ALL_LAYERS, Loaded, Paged, likeliest, loaded, paged, stock, tokens_of
 
 STEPS = 64

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import initialize, run_state_machine_as_test
 
 from pagedrun.kv import POLICIES, FrameError, Tier, validate
+from pagedrun.kv.layout import Layout
 from pagedrun.native.frames import NativeFrames
 from pagedrun.native.library import Library
-from pagedrun.native.paging import Layout
 from tests.kv_store import FakeStore
 from tests.kv_world import World
 from tests.paged_models import ALL_LAYERS, Paged, likeliest, loaded, paged, rows, tokens_of

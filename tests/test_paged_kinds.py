@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from pagedrun.gguf_file import read_facts
-from pagedrun.native.paging import Layout, open_paged
+from pagedrun.kv.layout import Layout
+from pagedrun.native.paging import open_paged
 from tests.paged_models import ALL_LAYERS, loaded, paged, stock
 from tests.test_gguf_kv_real import MODELS, VOCAB, small_model
 

@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 
 from pagedrun.gguf_file import KvFacts
-from pagedrun.native import paging
-from pagedrun.native.paging import Layout, Room, choose_layout, open_within
+from pagedrun.kv import layout as cut
+from pagedrun.kv.layout import Layout, choose_layout
+from pagedrun.native.paging import Room, open_within
 
 MIB = 1 << 20
 
@@ -48,7 +49,7 @@ def test_on_the_cpu_a_page_has_what_is_asked_for_rounded_up_to_what_can_be_mappe
 def test_on_the_cpu_pages_grow_before_linux_runs_out_of_mappings(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paging, "_MAX_MAP_COUNT", tmp_path / "count")
+    monkeypatch.setattr(cut, "_MAX_MAP_COUNT", tmp_path / "count")
     (tmp_path / "count").write_text("2000\n")
     layout = choose_layout(1, kv(30), 23_040, 4096, on_gpu=False, all_pages=1000 * MIB)
     assert (layout.page_bytes % 4096, layout.layers_per_slab) == (0, 0)

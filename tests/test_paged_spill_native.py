@@ -16,9 +16,9 @@ import pytest
 
 from pagedrun import machine
 from pagedrun.kv import FrameError, Op, Tier
+from pagedrun.kv.layout import Layout
 from pagedrun.native.frames import Copier, Route, Staging
 from pagedrun.native.library import Library
-from pagedrun.native.paging import Layout
 from pagedrun.step import Slot
 from tests.cold_pages import HOT, STAGED, ZERO_COPY, ColdPages, answers, anywhere, cold_pages, plain
 from tests.paged_models import ALL_LAYERS, Loaded, likeliest, loaded, tokens_of

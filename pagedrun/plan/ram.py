@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pagedrun.config import EngineConfig
 from pagedrun.gguf_file import KvFacts
 from pagedrun.kv import PageGeometry
+from pagedrun.kv.layout import STEP, choose_layout, whole
 from pagedrun.memory import BYTES_PER_ELEMENT, default_seq_len
-from pagedrun.native.paging import STEP, choose_layout, whole
 from pagedrun.plan import pages, rules
 from pagedrun.plan.buffers import Reckoned
 from pagedrun.plan.shape import ModelShape

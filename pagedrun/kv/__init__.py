@@ -30,6 +30,7 @@ pool        frames of a tier: made, free, owned
 budget      one account of bytes
 store       the door to the native side: operations, FrameStore, FrameError
 geometry    how tokens lie in pages
+layout      how large pages are, by what the hardware can map
 ids         numbers that stand for things
 
 Each imports from those below it only. Nothing here knows a model or a C function, and but for `prefix`

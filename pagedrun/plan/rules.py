@@ -50,7 +50,8 @@ PAGE_SIZE = 128
 #: Tokens computed at once. Routed experts in RAM are copied to the GPU once for each batch, so that large ones pay.
 BATCHES = (2048, 1024, 512)
 #: By so much a batch is made smaller at a time, where that has room for the experts of one more layer. A layer's
-#: experts are 2 % of a token's time on an H200's host; half the batch would be 38 % of the speed of prompts.
+#: experts are 2 % of a token's time on an H200's host (plan-35b.md); half the batch would cost 38 % of the speed of
+#: prompts, by the plan's own prediction.
 BATCH_STEP = 128
 CPU_BATCH = 512
 #: Tokens of a conversation for which the RAM that a plan needs without a GPU is reckoned, when no length is asked for.

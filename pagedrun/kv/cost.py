@@ -21,7 +21,7 @@ MODES = ("off", "staged", "zero-copy", "auto")
 OVERLAP_LOSS = 0.15
 
 #: Of a step's time: pages that lie in another way are only moved where that leaves less.
-MUCH = 0.8
+MUCH = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,8 @@ def machine() -> dict[str, Any]:
     }
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
-        facts["gpu"] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+        lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()
+        facts["gpu"] = "; ".join(lines)
     except (OSError, subprocess.CalledProcessError):
         facts["gpu"] = ""
     return facts | {"kernel": platform.release(), "python": platform.python_version()}

@@ -27,8 +27,18 @@ target_link_libraries(llama-common PUBLIC llama)
 set_target_properties(ggml-base llama llama-common PROPERTIES LINK_FLAGS "-Wl,--no-as-needed")
 """
 CMAKE += "".join(
-    f"add_executable({name} tools/tool.c)\ntarget_link_libraries({name} llama)\n" for name in (*PROGRAMS, *TOOLS)
+    f"add_executable({name} tools/tool.c)\ntarget_link_libraries({name} llama)\n"
+    for name in (*PROGRAMS, *TOOLS)
+    if name != "llama-server"
 )
+CMAKE += """\
+if(LLAMA_BUILD_SERVER)
+    include(scripts/assets.cmake)
+    add_library(mtmd SHARED ggml/base.c)
+    add_executable(llama-server tools/tool.c)
+    target_link_libraries(llama-server llama -Wl,--no-as-needed mtmd)
+endif()
+"""
 
 LLAMA_C = """\
 int ggml_base(void);
@@ -44,6 +54,7 @@ TREE = {
     "src/llama.c": LLAMA_C,
     "common/common.cpp": 'extern "C" int common(void) { return 0; }\n',
     "tools/tool.c": "int llama_answer(void);\nint main(void) { return llama_answer() == 42 ? 0 : 1; }\n",
+    "scripts/assets.cmake": "# what the server shows in a browser\n",
     "models/large.gguf": "not needed by the build\n",
 }
 

@@ -114,6 +114,14 @@ def test_tools_are_added_without_building_again(setup: Setup, report: Report) ->
     assert report.labels == []
 
 
+def test_the_server_is_built_in_a_folder_of_an_older_version(setup: Setup) -> None:
+    runtime = setup()
+    (scripts,) = store.build_root().rglob("scripts")
+    shutil.rmtree(scripts)
+    assert subprocess.run([setup(tools=True).program("llama-server")], check=False).returncode == 0
+    assert (scripts / "assets.cmake").is_file() and (runtime.lib / "libmtmd.so").is_file()
+
+
 def test_a_runtime_of_an_older_version_gets_the_programs_it_lacks(setup: Setup, report: Report) -> None:
     runtime = setup(cpu=False)
     shutil.rmtree(runtime.bin)

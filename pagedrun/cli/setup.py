@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _CPU = "Build for the CPU alone, even if there is a GPU."
 _CUDA_ARCH = "Build for CUDA and these compute capabilities, such as 86,89, whatever GPU is here."
 _PORTABLE = "Build for any x86-64 processor with AVX2, not for this one alone."
-_TOOLS = "Also build more of llama.cpp's own programs: completion, bench, batched-bench, quantize."
+_TOOLS = "Also build more of llama.cpp's own programs: completion, bench, batched-bench, quantize, server."
 _EXPORT = "Write the runtime to FILE (.tar.xz or .tar.gz), for a machine without a compiler."
 _FROM = "Install the runtime in FILE, which --export wrote; compiles nothing."
 _CLEAN = "Delete build folders, and runtimes that this version does not use."

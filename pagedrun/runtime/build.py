@@ -25,7 +25,11 @@ LIBRARIES = ("llama", "llama-common")
 #: Programs that pagedrun itself runs: part of every runtime.
 PROGRAMS = ("llama-imatrix",)
 #: Programs for comparisons, only built when asked for.
-TOOLS = ("llama-completion", "llama-bench", "llama-batched-bench", "llama-quantize")
+TOOLS = ("llama-completion", "llama-bench", "llama-batched-bench", "llama-quantize", "llama-server")
+#: Libraries that only some program uses, beside its own.
+_USED_BY = {"llama-server": ("libmtmd.so*",)}
+#: What cmake has to be told for a program; it changes nothing in the libraries, and is no part of a recipe.
+_OPTIONS_FOR = {"llama-server": ("-DLLAMA_BUILD_SERVER=ON", "-DLLAMA_BUILD_UI=OFF")}
 
 # Measured (110 MiB, and 250 MiB with CUDA for one architecture), with room for several and for other compilers.
 _CPU_BYTES = 300 << 20
@@ -139,11 +143,12 @@ class Builder:
         needed = (_CUDA_BYTES if self.recipe.cuda else _CPU_BYTES) - folder_size(self.objects)
         space.require(self.folder, max(needed, 50 << 20), "building the runtime")
 
-    def configure(self, tree: Path) -> None:
-        """Run cmake. Raises BuildError."""
+    def configure(self, tree: Path, programs: Sequence[str] = ()) -> None:
+        """Run cmake, so that these programs can be built too. Raises BuildError."""
         self.report.progress("Configuring the build", 0, None)
         compiler, cuda = self.recipe.compiler, self.recipe.cuda
         command = [self.cmake, "-S", str(tree), "-B", str(self.objects), "-G", "Ninja", *self.recipe.options]
+        command += [option for name in programs for option in _OPTIONS_FOR.get(name, ())]
         command += [f"-DCMAKE_MAKE_PROGRAM={self.ninja}"]
         command += [f"-DCMAKE_C_COMPILER={compiler.cc}", f"-DCMAKE_CXX_COMPILER={compiler.cxx}"]
         # Also keeps sccache out, whose server would go on running.
@@ -179,7 +184,8 @@ class Builder:
         """Copy programs of llama.cpp, and the libraries that only they use, into the runtime at `root`."""
         built = self.objects / "bin"
         _copy([built / name for name in names], root / "bin")
-        _copy([path for name in names for path in sorted(built.glob(f"lib{name}-impl.so*"))], root / "lib")
+        patterns = [pattern for name in names for pattern in (f"lib{name}-impl.so*", *_USED_BY.get(name, ()))]
+        _copy([path for pattern in patterns for path in sorted(built.glob(pattern))], root / "lib")
 
     def _environment(self) -> dict[str, str]:
         env = dict(os.environ)

@@ -21,6 +21,7 @@ from pagedrun.runtime.sources import LLAMA_CPP, Patch, Source
 
 # Of llama.cpp's tree (176 MB, most of it vocabularies and documents) the build reads these alone.
 _NEEDED = ("CMakeLists.txt", "LICENSE", "cmake", "common", "ggml", "include", "licenses", "src", "tools", "vendor")
+_SCRIPTS = "scripts"  # of these the server's build runs one
 
 
 def fetch(source: Source, report: Reporter, fd: int) -> Path:
@@ -90,10 +91,17 @@ def unpack(archive: Path, source: Source, patches: tuple[Patch, ...], target: Pa
         aside = target / "unpacking"
         shutil.rmtree(aside, ignore_errors=True)
         with space.watched(target, "unpacking the sources"):
-            extract(archive, source, _NEEDED, aside / LLAMA_CPP)
+            extract(archive, source, (*_NEEDED, _SCRIPTS), aside / LLAMA_CPP)
             for patch in patches:
                 apply_patch(patch.name, patch.data, aside / LLAMA_CPP)
         aside.rename(tree)
+    elif not (tree / LLAMA_CPP / _SCRIPTS).exists():  # an older version unpacked it
+        aside = target / "unpacking"
+        shutil.rmtree(aside, ignore_errors=True)
+        with space.watched(target, "unpacking the sources"):
+            extract(archive, source, (_SCRIPTS,), aside)
+        if (aside / _SCRIPTS).exists():
+            (aside / _SCRIPTS).rename(tree / LLAMA_CPP / _SCRIPTS)
     return tree / LLAMA_CPP
 
 

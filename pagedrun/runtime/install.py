@@ -126,7 +126,7 @@ def _build(recipe: Recipe, existing: Runtime | None, options: Options, report: R
     archive = fetch(recipe.source, report, fd)
     bindings = get_bindings(archive, recipe.source, report, fd)
     report.progress("Unpacking and patching llama.cpp", 0, None)
-    builder.configure(unpack(archive, recipe.source, recipe.patches, folder))
+    builder.configure(unpack(archive, recipe.source, recipe.patches, folder), options.programs)
     builder.compile((*LIBRARIES, *PROGRAMS), f"Building the runtime ({'CUDA and CPU' if recipe.cuda else 'CPU'})")
     runtime = existing or _publish(builder, bindings, report)
     if missing := _missing(options, runtime):

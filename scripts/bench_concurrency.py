@@ -11,9 +11,10 @@
                  llama-server computes and stores these for each, so that "unified" is what they are compared with
                  (a program that knows can have its rows shared: llama_memory_seq_cp)
 
-The budget pays for the KV cache and for recurrent states, on all sides, by llama.cpp's own account of the context. How
-many run together is found by doing it: contexts are opened for one more and one more, each conversation reads all of
-its tokens but the last, and all compute that one in one step, until a context or a batch is refused.
+The budget pays for the KV cache and for recurrent states, on all sides, by llama.cpp's own account of the context, and
+not for buffers of computing. (An engine whose pages may spill keeps a stage's bytes of it, less than a page, for that.)
+How many run together is found by doing it: contexts are opened for one more and one more, each conversation reads all
+of its tokens but the last, and all compute that one in one step, until a context or a batch is refused.
 
     together      conversations of so many tokens, until the next is refused
     held          tokens of them that are stored, of the tokens for which memory is taken then
@@ -108,11 +109,6 @@ def attempt(kind: Kind, n: int, args: argparse.Namespace) -> dict[str, Any]:
                 done += 1
         except MemoryError as e:
             why = str(e)
-            if isinstance(side, Pages):
-                side.manager.unbind(done)
-                side.manager.free(side.conversations.pop())
-            side.lengths.pop()
-            side.context.forget(done)  # type: ignore[arg-type]
         try:
             side.step({s: (100 + s,) for s in range(done)})
         except MemoryError as e:
@@ -151,7 +147,7 @@ def speeds(all_kinds: list[Kind], together: dict[str, int], args: argparse.Names
         for name, side in sides.items():
             for i in range(together[name]):
                 side.begin(prompt(i, args)[: args.common + OWN])
-        n_steps = (args.tokens - args.common - OWN) // (len(COUNTS) + 1) // args.rounds
+        n_steps = steps(args)
         taken: dict[str, dict[str, list[float]]] = {name: {} for name in sides}
         for n in (*COUNTS, ALL):
             for i in range(args.rounds):
@@ -161,6 +157,11 @@ def speeds(all_kinds: list[Kind], together: dict[str, int], args: argparse.Names
                         seconds = decode(sides[name], many, n_steps)
                         taken[name].setdefault(str(n), []).append(seconds / many)
         return {"steps": n_steps - WARM, "seconds": taken}
+
+
+def steps(args: argparse.Namespace) -> int:
+    """Steps of a round, so that no conversation becomes longer than it may."""
+    return int(args.tokens - args.common - OWN) // (len(COUNTS) + 1) // args.rounds
 
 
 def decode(side: Many, n: int, n_steps: int) -> float:
@@ -232,6 +233,8 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=0)
     args = parser.parse_args()
     args.page_size = args.page_size or 128
+    if steps(args) <= WARM:
+        parser.error(f"--tokens has to be more, by {OWN + (len(COUNTS) + 1) * args.rounds * (WARM + 1)}, than --common")
     kept = bench.Kept(f"concurrency-{args.name}")
     batch = 2048 if args.gpu else 512
     model = Model(args.model, gpu=args.gpu, kv_types=("f16", "f16"), batch=batch, threads=args.threads)

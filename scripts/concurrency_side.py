@@ -63,9 +63,18 @@ class Many:
             raise MemoryError(f"{self.n_slots} slots take {self.kept:,} bytes")
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """A conversation more, that reads these tokens."""
+        """A conversation more, that reads these tokens. On MemoryError there is none of it."""
         self.lengths.append(0)
-        self.read(len(self.lengths) - 1, tokens)
+        try:
+            self.read(len(self.lengths) - 1, tokens)
+        except MemoryError:
+            self.undo()
+            raise
+
+    def undo(self) -> None:
+        """The last conversation is gone."""
+        self.lengths.pop()
+        self.context.forget(Slot(len(self.lengths)))
 
     def read(self, slot: int, tokens: Sequence[int]) -> None:
         """A conversation goes on by these tokens, a batch at a time."""
@@ -169,9 +178,20 @@ class Pages(Many):
             child = self.manager.open()
         self.conversations.append(child)
         self.lengths.append(shared)
-        if not self.manager.bind(child, slot):
+        try:
+            self._read(slot, tokens)
+        except MemoryError:
+            self.undo()
+            raise
+
+    def undo(self) -> None:
+        super().undo()
+        self.manager.free(self.conversations.pop())
+
+    def _read(self, slot: int, tokens: Sequence[int]) -> None:
+        if not self.manager.bind(self.conversations[slot], slot):
             raise MemoryError("no page is left")
-        if shared:
+        if shared := self.lengths[slot]:
             if self.state and not self.context.load(Slot(slot), self.state):
                 raise RuntimeError("llama.cpp refuses a state")
             self.frames.bind(Slot(slot), shared)

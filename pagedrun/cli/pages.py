@@ -15,7 +15,7 @@ from pagedrun.units import count, size
 
 if TYPE_CHECKING:
     from pagedrun.kv import KvStats
-    from pagedrun.kv.stats import DiskStats, PrefetchStats, SpillStats, TierStats
+    from pagedrun.kv.stats import DiskStats, PrefetchStats, SpillStats, SwapStats, TierStats
 
 Rows = list[tuple[str, str]]
 
@@ -34,6 +34,7 @@ def rows(kv: KvStats, *, on_gpu: bool) -> Rows:
     found += _moved_rows(kv)
     if kv.snapshots:
         found.append(("  snapshots", f"{count(kv.snapshots)}, {size(kv.snapshot_bytes)} of RAM (swap)"))
+    found += _swap_rows(kv.swap)
     found.append(("  buffers", size(kv.buffer_bytes)))
     refused = {**{name: tier.refused for name, tier in tiers.items()}, "stages": kv.spill.refused}
     return found + [("  refused", f"{name}: {text}") for name, text in refused.items() if text]
@@ -75,6 +76,15 @@ def report(kv: KvStats | None) -> dict[str, Any] | None:
         "snapshots": kv.snapshots,
         "snapshot_bytes": kv.snapshot_bytes,
         "buffer_bytes": kv.buffer_bytes,
+        "swap": {
+            "bytes": kv.swap.used,
+            "limit_bytes": kv.swap.limit,
+            "pages": kv.swap.pages,
+            "ahead": kv.swap.ahead,
+            "snapshots": kv.swap.snapshots,
+            "index": kv.swap.index,
+            "staging": kv.swap.staging,
+        },
     }
 
 
@@ -91,6 +101,16 @@ def _tier_rows(tiers: dict[str, TierStats | DiskStats]) -> Rows:
     ]
     pages, taken = (max(len(row[i]) for row in shown) for i in (1, 2))
     return [(f"  {name}", f"{n:>{pages}}  {n_bytes:>{taken}} of {limit}") for name, n, n_bytes, limit in shown]
+
+
+def _swap_rows(swap: SwapStats) -> Rows:
+    """What takes RAM, where that is not pages alone."""
+    parts = {"pages": swap.pages, "made ahead": swap.ahead, "snapshots": swap.snapshots, "index": swap.index}
+    parts["staging"] = swap.staging
+    if swap.used == swap.pages:
+        return []
+    text = ", ".join(f"{name} {size(n)}" for name, n in parts.items() if n)
+    return [("  swap space", f"{size(swap.used)} of {size(swap.limit)}: {text}")]
 
 
 def _cold_rows(spill: SpillStats) -> Rows:

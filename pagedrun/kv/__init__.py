@@ -39,7 +39,7 @@ no token; all work is by page, in arrays. It needs NumPy, so it is imported late
 
 from __future__ import annotations
 
-from pagedrun.kv.budget import Budget
+from pagedrun.kv.budget import Account, Budget
 from pagedrun.kv.cost import MODES as SPILL_MODES
 from pagedrun.kv.cost import Mix, Rates, Space, choose
 from pagedrun.kv.disk import DiskSpace
@@ -52,7 +52,7 @@ from pagedrun.kv.prefetch import PREFETCH_MODES
 from pagedrun.kv.prefix import PrefixCache
 from pagedrun.kv.settings import SpillSettings
 from pagedrun.kv.snapshots import Snapshot, SnapshotStore
-from pagedrun.kv.stats import DiskStats, KvStats, PrefetchStats, SpillStats, TierStats
+from pagedrun.kv.stats import DiskStats, KvStats, PrefetchStats, SpillStats, SwapStats, TierStats
 from pagedrun.kv.store import FrameError, FrameStore, Op
 from pagedrun.kv.validate import BrokenInvariant, validate
 
@@ -60,6 +60,7 @@ __all__ = [
     "POLICIES",
     "PREFETCH_MODES",
     "SPILL_MODES",
+    "Account",
     "BrokenInvariant",
     "Budget",
     "ConversationId",
@@ -82,6 +83,7 @@ __all__ = [
     "Space",
     "SpillSettings",
     "SpillStats",
+    "SwapStats",
     "Tier",
     "TierStats",
     "choose",

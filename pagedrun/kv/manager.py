@@ -25,7 +25,7 @@ from pagedrun.kv.table import Conversation
 
 class PageManager(PageMemory):
     """All conversations of one frame store. gpu_memory pays for frames of the device and for stages; swap_space for
-    frames of the host and for snapshots; disk: for what has no room there. Not thread-safe: the engine thread owns it.
+    all that is in RAM; disk: for what has no room there. Not thread-safe: the engine thread owns it.
 
     A page that cannot be read from the disk is lost, and every conversation that has it ends before it: `length` is
     less than it was. That is found, and answered with False or None, by bind, fork, promote and prefetch.
@@ -90,7 +90,7 @@ class PageManager(PageMemory):
         host_frames = 0
         if self.can_spill:
             needed = self.snapshots.needed_bytes(self.active)
-            host_frames = (self.swap_bytes - needed) // self.geometry.frame_bytes
+            host_frames = (self.swap_bytes - self.staging.paid - needed) // self.geometry.frame_bytes
         n_pages = min(self.spilling.most_pages(host_frames), self.geometry.n_pages)
         return n_pages * self.geometry.page_bytes // self.geometry.row_bytes
 

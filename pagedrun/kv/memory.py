@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pagedrun.kv.budget import Budget
+from pagedrun.kv.budget import Account, Budget
 from pagedrun.kv.disk import DiskSpace, SpillFile
 from pagedrun.kv.geometry import PageGeometry
 from pagedrun.kv.ids import ConversationId, PageIds, Tier
@@ -47,10 +47,13 @@ class PageMemory:
         disk: DiskSpace | None = None,
     ) -> None:
         size, spill = geometry.frame_bytes, spill or SpillSettings()
+        #: Paid from swap_space: what finds conversations by their tokens, and a page on its way to the disk or back.
+        self.index, self.staging = Account(swap_space, self._spare_for_index), Account(swap_space)
         device = FramePool(store, Tier.DEVICE, gpu_memory, size, reserve=spill.reserve(geometry))
         host = FramePool(store, Tier.HOST, swap_space, size, first=device.most, ahead=max(AHEAD // size, 1))
         n_frames = device.most + host.most
         file = SpillFile(disk, size)
+        self.staging.resize(size if file.n_slots else 0)
         n_pages = n_frames + file.n_slots  # every page has a place at least
         self.geometry = geometry
         self.table = table = PageTable(n_pages)
@@ -278,6 +281,11 @@ class PageMemory:
         n = -(-n_bytes // self.geometry.frame_bytes)
         n -= host.cancel(n)
         host.shrink(self.lower.spare(n))
+
+    def _spare_for_index(self, n_bytes: int) -> None:
+        """Give swap space to what finds conversations, if no page needs it, nor anybody's newest snapshot."""
+        self._spare_host(n_bytes)
+        self.snapshots.spare(n_bytes)
 
     def _spare_snapshots(self, n_bytes: int) -> None:
         """Have so much swap space for frames of the host, ordered ones included, as far as snapshots can go."""

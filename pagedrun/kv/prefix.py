@@ -20,6 +20,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from pagedrun.kv.budget import Account
 from pagedrun.kv.ids import ConversationId
 
 Tokens: TypeAlias = npt.NDArray[np.int32]
@@ -44,10 +45,11 @@ class _Node:
 class PrefixCache:
     """Conversations that rest, by their tokens. Iterating goes through them, the one that was used longest ago first.
 
-    nbytes: what all this takes, about.
+    nbytes: what all this takes, about; account: is told so.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, account: Account | None = None) -> None:
+        self._account = account
         self._root = _Node(None, np.zeros(0, np.int32))
         self._entries: dict[ConversationId, tuple[_Node, int]] = {}
         self._n_nodes = 0
@@ -96,6 +98,7 @@ class PrefixCache:
         node.ends[conversation] = None
         self._entries[conversation] = node, len(wanted)
         self._touch(node)
+        self._tell()
 
     def remove(self, conversation: ConversationId) -> None:
         """A conversation does not rest any more."""
@@ -108,6 +111,7 @@ class PrefixCache:
             node = node.parent
         if node.parent is not None and not node.ends and len(node.children) == 1:
             self._join(node)
+        self._tell()
 
     def touch(self, conversation: ConversationId) -> None:
         """A conversation was used: it is the last to be forgotten, and the first to be found among equals."""
@@ -138,6 +142,10 @@ class PrefixCache:
         return [c for node, at in path for c in node.ends if self._entries[c][1] <= at]
 
     # inside
+
+    def _tell(self) -> None:
+        if self._account is not None:
+            self._account.resize(self.nbytes)
 
     def _descend(self, wanted: Tokens) -> list[tuple[_Node, int]]:
         """The nodes on the way down these tokens, and how many of them agree there; of the last node's edge, the tokens

@@ -83,6 +83,23 @@ class PrefetchStats:
 
 
 @dataclass(frozen=True, slots=True)
+class SwapStats:
+    """What swap_space pays for, in bytes: all that is kept of conversations in RAM.
+
+    limit: what may be used; pages: frames of the host; ahead: such that are made before they are needed; snapshots;
+    index: what finds conversations by their tokens; staging: a page on its way to the disk or back.
+    """
+
+    limit: int = 0
+    used: int = 0
+    pages: int = 0
+    ahead: int = 0
+    snapshots: int = 0
+    index: int = 0
+    staging: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class KvStats:
     """The state of the KV memory, and what happened in it since the start.
 
@@ -90,7 +107,7 @@ class KvStats:
     pages they lie in could hold; 1 when there are no pages. clean_victims left the device without a copy,
     dirty_victims with one. buffer_bytes: what the context takes on the device beside pages, out of the same budget.
     tokens_per_page: what a page holds, not always a whole number. resting: conversations that a prompt may go on from;
-    index_bytes: what finding them takes in main memory, beside the budgets.
+    index_bytes: what finding them takes in main memory. swap: all of main memory, by what takes it.
     """
 
     device: TierStats
@@ -112,6 +129,7 @@ class KvStats:
     tokens_per_page: float = 0.0
     resting: int = 0
     index_bytes: int = 0
+    swap: SwapStats = SwapStats()
 
     @property
     def evictions(self) -> int:
@@ -142,6 +160,20 @@ def collect(manager: PageManager) -> KvStats:
         prefetch=_prefetch(manager),
         disk=_disk(manager),
         tokens_per_page=manager.geometry.tokens_per_page,
+        swap=_swap(manager),
+    )
+
+
+def _swap(manager: PageManager) -> SwapStats:
+    host, size = manager.residency.host, manager.geometry.frame_bytes
+    return SwapStats(
+        limit=host.budget.limit,
+        used=host.budget.used,
+        pages=host.created * size,
+        ahead=host.ordered * size,
+        snapshots=manager.snapshots.nbytes,
+        index=manager.index.paid,
+        staging=manager.staging.paid,
     )
 
 

@@ -113,9 +113,10 @@ def _disk(manager: PageManager) -> None:
 def _budgets(manager: PageManager) -> None:
     size = manager.geometry.frame_bytes
     device, host, stages = manager.residency.device, manager.residency.host, manager.stages
+    in_ram = manager.snapshots.nbytes + manager.index.paid + manager.staging.paid
     uses: Iterable[tuple[str, int, int, int]] = (
         ("device", device.budget.used, device.created * size + stages.created * stages.size, device.budget.limit),
-        ("host", host.budget.used, (host.created + host.ordered) * size + manager.snapshots.nbytes, host.budget.limit),
+        ("host", host.budget.used, (host.created + host.ordered) * size + in_ram, host.budget.limit),
     )
     _must(0 <= host.ordered <= host.ahead, f"{host.ordered} frames are ordered, and {host.ahead} are wished for")
     _must(device.ordered == 0, "frames of the device are ordered")

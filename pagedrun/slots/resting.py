@@ -37,7 +37,7 @@ class Resting:
     """
 
     def __init__(self, manager: PageManager, *, can_rewind: bool, worth: int) -> None:
-        self.index = PrefixCache()
+        self.index = PrefixCache(manager.index)
         self._manager = manager
         self._can_rewind = can_rewind
         self._worth = max(worth, 1)
@@ -74,6 +74,8 @@ class Resting:
                 self._forget(other)
         self.index.add(conversation, tokens)
         self._manager.lay_down(conversation)
+        while not self._manager.index.settle() and self.forget_one(all_of_it=True):
+            pass  # swap_space has no room for what finds them
 
     def forget_one(self, *, all_of_it: bool = False, but: ConversationId | None = None) -> bool:
         """Forget the oldest one whose going makes room on the device, if any does. all_of_it: just the oldest one."""

@@ -1,0 +1,93 @@
+"""Random traffic for a long time: memory is flat, what is known of pages is true, and nothing is left at the end.
+
+    python scripts/soak.py --minutes 120                         SmolLM2, on the CPU
+    python scripts/soak.py tiny.gguf --minutes 20 --name tiny
+
+Six ask at once, in memory for three: they begin, go on, branch off, ask again and break off, with priorities where
+there are any. Everything that is known of pages is checked before and after every step (debug_kv).
+
+    MiB       of the process, as Linux says, without files: before the first request, after a third of the time, at the
+              end, and when everybody was forgotten
+    grown     from the one after a third of the time to the end; slope: MiB an hour in that time
+
+Exit code 1: an error, something left, or memory grew by more than 8 MiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import bench
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from pagedrun import hub
+from tests.soak_runs import KINDS, MIB, Weather, soak
+
+ALLOWED = 8 * MIB
+SAY_EVERY = 60.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", type=Path)
+    parser.add_argument("--name", default="cpu")
+    parser.add_argument("--minutes", type=float, default=120)
+    parser.add_argument("--at-once", type=int, default=6)
+    parser.add_argument("--slots", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=0)
+    args = parser.parse_args()
+    path = args.model or hub.fetch_default_model()
+    seconds = args.minutes * 60
+    weather = Weather(
+        seconds=seconds,
+        at_once=args.at_once,
+        slots=args.slots,
+        seed=args.seed,
+        threads=args.threads,
+        every=max(seconds / 1000, 0.25),
+    )
+    said = [0.0]
+
+    def say(text: str) -> None:
+        if time.monotonic() - said[0] > SAY_EVERY:
+            said[0] = time.monotonic()
+            print(text, file=sys.stderr, flush=True)
+
+    found = soak(path, weather, say)
+    kv, warm = found.kv, found.memory[len(found.memory) // 3][1]
+    assert kv is not None
+    bad = [str(e) for e in found.errors[:3]] + [f"{n} {name} left" for name, n in found.remains.items()]
+    bad += ["memory grew"] if found.grown() > ALLOWED else []
+    row = {
+        "model": path.name,
+        "minutes": args.minutes,
+        "answers": sum(found.ends.values()),
+        "tokens computed": found.tokens,
+        "cached": found.cached,
+        "evicted": kv.evictions,
+        "to disk": kv.disk.written,
+        "MiB before": found.before / MIB,
+        "after a third": warm / MIB,
+        "at the end": found.memory[-1][1] / MIB,
+        "forgotten": found.left / MIB,
+        "grown MiB": found.grown() / MIB,
+        "slope MiB/h": found.slope() / MIB,
+        "wrong": "; ".join(bad) or "nothing",
+    }
+    notes = [
+        ", ".join(f"{found.asked[kind]:,} {kind}" for kind in KINDS),
+        "ends: " + ", ".join(f"{n:,} {reason}" for reason, n in sorted(found.ends.items())),
+        f"{weather.at_once} ask at once, {weather.slots} slots, conversations of up to {weather.longest} tokens, pages "
+        f"for {weather.fit} of them on the device, as many in RAM and on disk; seed {weather.seed}",
+    ]
+    raw = {"memory": [[round(t, 1), n] for t, n in found.memory]}
+    bench.write(f"soak-{args.name}", "Random traffic", [row], notes=notes, raw=raw)
+    return int(bool(bad))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -141,12 +141,10 @@ class Scheduler:
         return shares
 
     def _until_stop(self, sequence: Sequence) -> int:
-        """Tokens until the next place to come back to: one of the interval's, or right before the prompt's last."""
-        stop = self._slots.next_stop(sequence.computed)
-        if stop is None or sequence.n_generated:
-            return sequence.uncomputed
-        last = sequence.n_prompt - 1
-        return (min(stop, last) if sequence.computed < last else sequence.n_prompt) - sequence.computed
+        """Tokens until the next place to come back to."""
+        assert sequence.slot is not None  # it is running
+        stop = self._slots.next_stop(sequence.slot, sequence.computed)
+        return sequence.uncomputed if stop is None else stop - sequence.computed
 
     def _make_room(self, slot: Slot, n_tokens: int) -> bool:
         """Room in memory, for which others have to go: what rests, then who came last."""
@@ -226,9 +224,6 @@ class Scheduler:
             sequence = self.running[chunk.slot]
             sequence.computed += len(chunk.tokens)
             self._slots.computed(chunk.slot, len(chunk.tokens))
-            reading = sequence.computed < sequence.n_prompt
-            if reading and sequence.computed in (sequence.n_prompt - 1, self._slots.next_stop(chunk.start)):
-                self._slots.remember(chunk.slot)
 
     def finish(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Take a sequence out, waiting or running. `keep` leaves what it computed to others."""

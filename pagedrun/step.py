@@ -80,6 +80,10 @@ class Vocab(Protocol):
         """Whether the token ends an answer (any of the model's end-of-generation tokens)."""
         ...
 
+    def is_control(self, token: int) -> bool:
+        """Whether the token is one of a template's and never of text, like <|im_start|>."""
+        ...
+
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of `text`; `add_special` adds BOS/EOS as the model wants, `parse_special` reads <|tags|>."""
         ...

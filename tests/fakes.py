@@ -27,6 +27,9 @@ class FakeVocab:
     def is_eog(self, token: int) -> bool:
         return token == EOG
 
+    def is_control(self, token: int) -> bool:
+        return token >= EOG
+
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         if parse_special and text == "<tag>":
             return [TAG]

@@ -101,6 +101,8 @@ class PagedEngine:
         watch: Callable[[], int] = lambda: 0,
         disk: int = 0,
         worth: int = 3,
+        apart: int = 0,
+        max_tokens: int = 1000,
     ) -> None:
         self.store = FakeStore(geometry, seed=seed)
         self.runner = PagedFakeRunner(self.store, limits, can_rewind=can_rewind)
@@ -111,7 +113,13 @@ class PagedEngine:
         self.manager.lower.file = self.file
         check = functools.partial(validate, self.manager)
         settings = PagedSettings(
-            snapshot_interval=interval, max_tokens=1000, check=check, watch=watch, watch_steps=2, worth=worth
+            snapshot_interval=interval,
+            snapshots_apart=apart,
+            max_tokens=max_tokens,
+            check=check,
+            watch=watch,
+            watch_steps=2,
+            worth=worth,
         )
         self.slots = PagedSlots(self.runner, self.manager, settings)
         self.engine = Engine(self.runner, self.slots, prefill_chunk=8)

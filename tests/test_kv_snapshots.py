@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from pagedrun.kv import Budget, SnapshotStore
@@ -63,14 +64,14 @@ def test_the_least_useful_goes_first() -> None:
     for position in (10, 20, 30):
         s.add(A, position, None, 10)
     s.fork(A, C, 10)
-    for position in (10, 20, 30):
+    for position in (12, 20, 30):
         s.add(B, position, None, 10)
     s.best(A, 25)  # its second one was resumed from
     assert s.add(B, 40, None, 10)
-    assert positions(s, B) == [20, 30, 40]  # the oldest that is neither shared nor anybody's newest
-    assert s.add(B, 50, None, 30)
-    assert (positions(s, A), positions(s, B), positions(s, C)) == ([10, 30], [40, 50], [10])
-    assert s.evicted == 4
+    assert (positions(s, A), positions(s, C)) == ([20, 30], [])  # of equal ones the oldest, shared or not
+    assert s.add(B, 50, None, 10)
+    assert (positions(s, A), positions(s, B)) == ([20], [12, 20, 30, 40, 50])
+    assert s.evicted == 2
 
 
 def test_one_that_is_too_large_drives_nobody_out() -> None:
@@ -121,6 +122,85 @@ def test_forks_of_conversations_have_the_snapshots() -> None:
     w.free(c)
     w.validate()
     assert [s.position for s in w.manager.snapshots] == [5]
+
+
+def chat(s: SnapshotStore, turns: int, *, stripped: bool, turn: int = 300, nbytes: int = 10) -> list[ConversationId]:
+    """Snapshots as turns of a chat make them: before the answer, and at its end. stripped: the next goes on before it.
+
+    Answers the conversations, of which the last one is the chat as it is.
+    """
+    told = [ConversationId(0)]
+    for n in range(turns):
+        if n and stripped:
+            told.append(ConversationId(n))
+            s.fork(told[-2], told[-1], n * turn - turn // 2)
+        if n:
+            assert s.best(told[-1], n * turn) is not None
+        for position, place in ((n * turn + turn // 2, "prompt"), ((n + 1) * turn, "end")):
+            assert s.add(told[-1], position, None, nbytes, place)  # type: ignore[arg-type]
+            s.thin(told[-1], least=32, most=2048)
+    return told
+
+
+def gaps(found: list[int]) -> list[int]:
+    return [b - a for a, b in zip([0, *found], found, strict=False)]
+
+
+@pytest.mark.parametrize("stripped", [False, True])
+def test_a_long_chat_with_memory_thins_out_before_its_end(stripped: bool) -> None:
+    s = store(1 << 30)
+    found = positions(s, chat(s, 100, stripped=stripped)[-1])
+    assert found[-4:] == ([29_250, 29_550, 29_850, 30_000] if stripped else [29_550, 29_700, 29_850, 30_000])
+    assert max(gaps(found)) <= 2048
+    assert len(found) < 45 < s.thinned
+    assert all(gap <= max(2048, (30_000 - at) // 4 + 600) for at, gap in zip(found, gaps(found), strict=True))
+
+
+@pytest.mark.parametrize("stripped", [False, True])
+def test_a_long_chat_without_memory_keeps_what_it_goes_on_from(stripped: bool) -> None:
+    """Room for twelve: those of the last turns, and some all the way back, ever farther apart."""
+    s = store(120)
+    told = chat(s, 100, stripped=stripped)
+    found = positions(s, told[-1])
+    assert s.nbytes <= 120
+    before = {29_550} if stripped else {29_700}  # what the turn before was gone on from
+    assert set(found) >= before | {29_850, 30_000}, "the end of the last prompt, and of the last answer"
+    if not stripped:
+        assert len(found) == 12
+    if stripped:
+        assert len(found) >= 11, "ends that nobody goes on from are of little value"
+    assert min(found) < 22_000
+    assert gaps(found)[1] > gaps(found)[-2]
+
+
+def test_where_many_branch_off_stays() -> None:
+    s = store(80)
+    s.add(A, 200, None, 10, "branch")
+    s.add(A, 500, None, 10, "end")
+    for n in range(10, 60):
+        c = ConversationId(n)
+        s.fork(A, c, 200)
+        if n < 20:
+            s.best(c, 200)
+        s.add(c, 600, None, 10, "prompt")
+        s.add(c, 700, None, 10, "end")
+        s.thin(c, least=32, most=2048)
+    assert positions(s, A)[0] == 200 and positions(s, ConversationId(59)) == [200, 600, 700]
+
+
+def test_one_that_another_needs_is_not_thinned_out() -> None:
+    s = store()
+    for position in (100, 150, 200):
+        s.add(A, position, None, 10)
+    s.fork(A, B, 150)
+    for position in (300, 2000):
+        s.add(A, position, None, 10)
+    s.thin(A, least=32, most=2048)
+    assert (positions(s, A), positions(s, B)) == ([100, 150, 300, 2000], [100, 150])  # 200 was of A alone
+    for n in range(20):
+        s.add(C, 100 * n, None, 10)
+    s.thin(A, least=32, most=2048)
+    assert (positions(s, A), positions(s, B)) == ([150, 2000], [150])  # its last one, and none that is far
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 50), st.integers(1, 40)), max_size=30))

@@ -14,7 +14,7 @@ memory      what a manager is made of; flush, recall, prefetch, shrink and grow
 spill       conversations that are bound and do not fit: which of their pages are read from the host, and how
 settings    what is asked of spilling
 prefetch    bringing pages to the device before they are needed
-snapshots   states of recurrent layers, by conversation
+snapshots   states of recurrent layers, by conversation: which are kept
 prefix      which resting conversation begins like a prompt
 stages      memory through which pages of the host are read
 cost        what reading them costs, by what was measured
@@ -51,7 +51,7 @@ from pagedrun.kv.policy import POLICIES
 from pagedrun.kv.prefetch import PREFETCH_MODES
 from pagedrun.kv.prefix import PrefixCache
 from pagedrun.kv.settings import SpillSettings
-from pagedrun.kv.snapshots import Snapshot, SnapshotStore
+from pagedrun.kv.snapshots import Place, Snapshot, SnapshotStore
 from pagedrun.kv.stats import DiskStats, KvStats, PrefetchStats, SpillStats, SwapStats, TierStats
 from pagedrun.kv.store import FrameError, FrameStore, Op
 from pagedrun.kv.validate import BrokenInvariant, validate
@@ -75,6 +75,7 @@ __all__ = [
     "PageGeometry",
     "PageId",
     "PageManager",
+    "Place",
     "PrefetchStats",
     "PrefixCache",
     "Rates",

@@ -150,6 +150,10 @@ class NativeVocab:
         """Whether the token ends an answer."""
         return bool(self._llama.llama_vocab_is_eog(self.pointer, token))
 
+    def is_control(self, token: int) -> bool:
+        """Whether the token is a control token."""
+        return bool(self._llama.llama_vocab_is_control(self.pointer, token))
+
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of `text`."""
         data = text.encode("utf-8", "replace")

@@ -3,6 +3,7 @@
 protocol    what a scheduler asks
 plain       over llama.cpp's own KV cache
 paged       over pagedrun.kv, with settings
+stops       where snapshots are taken, for models that cannot go back
 resting     conversations without a slot, which paged ones are taken from
 pace        how fast cold pages are copied
 pressure    memory of the GPU that other programs need

@@ -18,7 +18,7 @@ from pagedrun.slots.settings import Others, PagedSettings
 from pagedrun.step import Runner, Slot
 
 if TYPE_CHECKING:
-    from pagedrun.kv import ConversationId, KvStats, PageManager
+    from pagedrun.kv import ConversationId, KvStats, PageManager, Place
     from pagedrun.slots.resting import Found
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,7 @@ class PagedSlots:
 
     def __init__(self, runner: Runner, manager: PageManager, settings: PagedSettings) -> None:
         from pagedrun.slots.resting import Resting  # NumPy, late
+        from pagedrun.slots.stops import Stops
 
         self._runner = runner
         self._manager = manager
@@ -40,6 +41,12 @@ class PagedSlots:
         self._of: dict[Slot, ConversationId] = {}  # slots that requests have
         self._live: dict[Slot, ConversationId] = {}  # whose positions and state llama.cpp has there
         self.resting = Resting(manager, can_rewind=runner.can_rewind, worth=settings.worth)
+        self._stops = Stops(
+            manager.snapshots,
+            interval=settings.snapshot_interval,
+            apart=settings.snapshots_apart,
+            is_control=runner.vocab.is_control,
+        )
 
     @property
     def max_tokens(self) -> int:
@@ -58,7 +65,9 @@ class PagedSlots:
         snapshot.
         """
         found = self._find(tokens, [slot])
+        parted = 0 if self._runner.can_rewind else self.resting.in_common(tokens)
         self._of[slot] = self._manager.open() if found is None else self.resting.take(found)
+        self._stops.begin(slot, self._of[slot], tokens, parted)
         kept = self._keep(slot, 0 if found is None else found.n)
         coming = self._comes(slot)
         bound = not coming and self._bind(slot)
@@ -103,23 +112,21 @@ class PagedSlots:
         self._settings.check()
 
     def computed(self, slot: Slot, n_tokens: int) -> None:
-        """Note it."""
+        """Note it; at a stop, with a snapshot."""
+        length = self._manager.length(self._of[slot])
+        stop = self.next_stop(slot, length)
         self._manager.commit(self._of[slot], n_tokens)
+        if stop == length + n_tokens:
+            self._keep_state(slot, self._stops.place(slot, stop))
         self._settings.check()
 
-    def next_stop(self, length: int) -> int | None:
-        """The next multiple of the interval, where a snapshot is needed at all."""
-        interval = self._settings.snapshot_interval
-        return None if self._runner.can_rewind else (length // interval + 1) * interval
+    def next_stop(self, slot: Slot, length: int) -> int | None:
+        """Where a snapshot is taken, if the model needs any."""
+        return None if self._runner.can_rewind else self._stops.after(slot, length)
 
     def remember(self, slot: Slot) -> None:
-        """Keep a snapshot, if the model needs one and there is room for it."""
-        if self._runner.can_rewind:
-            return
-        conversation = self._of[slot]
-        position = self._manager.length(conversation)
-        if position and (data := self._runner.snapshot(slot)):
-            self._manager.snapshots.add(conversation, position, data, len(data))
+        """Somebody is going to branch off here."""
+        self._keep_state(slot, "branch")
 
     def pause(self, slot: Slot) -> None:
         """Its pages may go to the host."""
@@ -152,8 +159,9 @@ class PagedSlots:
         if not keep:
             self.drop(slot)
         elif self._manager.length(conversation) == len(tokens):  # else pages were lost while it was paused
-            self.remember(slot)
+            self._keep_state(slot, "end")
         self._release(slot)
+        self._stops.end(slot)
         del self._of[slot]
         self._manager.sink(self._settings.write_back)
         if keep:
@@ -178,6 +186,16 @@ class PagedSlots:
             resting=len(index),
             index_bytes=index.nbytes,
         )
+
+    def _keep_state(self, slot: Slot, place: Place) -> None:
+        """Keep a snapshot, if the model needs one and there is room for it; others that lie close to it may go."""
+        if self._runner.can_rewind:
+            return
+        conversation, settings, snapshots = self._of[slot], self._settings, self._manager.snapshots
+        position = self._manager.length(conversation)
+        if position and (data := self._runner.snapshot(slot)):
+            snapshots.add(conversation, position, data, len(data), place)
+            snapshots.thin(conversation, least=settings.snapshots_apart, most=settings.snapshot_interval)
 
     def _find(self, tokens: Sequence[int], slots: Iterable[Slot]) -> Found | None:
         """What rests and begins like a prompt. slots: of which the state may be used as it is."""
@@ -256,10 +274,13 @@ class PagedSlots:
         kept = self._runner.trim(slot, there)
         if kept < n_tokens:
             kept = self._restore(slot, n_tokens)
+        elif not self._runner.can_rewind:
+            self._manager.snapshots.used(conversation, kept)
         # Elsewhere it may have been as well, and will be of other tokens from now on.
         self._live = {s: c for s, c in self._live.items() if c != conversation}
         self._live[slot] = conversation
         self._manager.truncate(conversation, kept)
+        self._stops.again(slot)
         return kept
 
     def _restore(self, slot: Slot, n_tokens: int) -> int:

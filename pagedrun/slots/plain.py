@@ -46,7 +46,7 @@ class PlainSlots:
     def computed(self, slot: Slot, n_tokens: int) -> None:
         """Nothing to note."""
 
-    def next_stop(self, length: int) -> int | None:
+    def next_stop(self, slot: Slot, length: int) -> int | None:
         """No stops."""
         return None
 

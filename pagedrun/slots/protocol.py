@@ -7,6 +7,7 @@
     held       how many tokens are still there after a pause
     expect     a paused request is going to be next: its pages may come ahead of it
     ready      before a step: everything is where it must be
+    next_stop  where a step should end
     computed   after a step
     pause      a running request gives its place in memory up for a while; nothing is computed again
     rest       a request is done; what it computed stays for follow-ups, or goes
@@ -62,12 +63,12 @@ class Slots(Protocol):
         """The step has run, and the slot holds `n_tokens` more."""
         ...
 
-    def next_stop(self, length: int) -> int | None:
-        """The length at which a prompt that is being read should stop for a moment; None: none."""
+    def next_stop(self, slot: Slot, length: int) -> int | None:
+        """The length at which a step should end, as what is there then is kept to come back to; None: none."""
         ...
 
     def remember(self, slot: Slot) -> None:
-        """This is a place to come back to: keep what is needed to go on from here."""
+        """This is a place to come back to, though no stop: keep what is needed to go on from here."""
         ...
 
     def pause(self, slot: Slot) -> None:

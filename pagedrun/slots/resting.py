@@ -57,6 +57,11 @@ class Resting:
                 best = Found(conversation, n, goes_on)
         return best
 
+    def in_common(self, tokens: Sequence[int]) -> int:
+        """Tokens that a prompt has in common with who begins most like it, without the prompt's last one."""
+        found = self.index.find(tokens)
+        return 0 if found is None else min(found[1], len(tokens) - 1)
+
     def take(self, found: Found) -> ConversationId:
         """The conversation to go on with, or a fork of it. Where there is no room for a fork it does not rest on."""
         child = None if found.goes_on else self._fork(found)
@@ -70,7 +75,7 @@ class Resting:
     def add(self, conversation: ConversationId, tokens: Sequence[int]) -> None:
         """A conversation with these tokens rests from now on. Those go of which it has everything."""
         for other in self.index.covered(tokens):
-            if self._adds_nothing(other, len(tokens)):
+            if self._adds_nothing(other, conversation, len(tokens)):
                 self._forget(other)
         self.index.add(conversation, tokens)
         self._manager.lay_down(conversation)
@@ -103,10 +108,12 @@ class Resting:
             return n
         return self._manager.snapshots.last_before(conversation, n)
 
-    def _adds_nothing(self, other: ConversationId, n_tokens: int) -> bool:
-        """Whether one that another continues is of no use beside it."""
-        length = self.index.length(other)
-        return self._can_rewind or length == n_tokens or not self._manager.snapshots.of(other)
+    def _adds_nothing(self, other: ConversationId, conversation: ConversationId, n_tokens: int) -> bool:
+        """Whether one that another, with so many tokens, continues is of no use beside it."""
+        if self._can_rewind or self.index.length(other) == n_tokens:
+            return True
+        present = {s.position for s in self._manager.snapshots.of(conversation)}
+        return all(s.position in present for s in self._manager.snapshots.of(other))
 
     def _fork(self, found: Found) -> ConversationId | None:
         manager, trunk = self._manager, found.conversation

@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 class PagedSettings:
     """How pages are used.
 
-    snapshot_interval: tokens of a prompt between snapshots, for models that cannot go back. max_tokens: what buffers
+    snapshot_interval, snapshots_apart: tokens between snapshots, for models that cannot go back: at most so many where
+    there is memory for them, and none for so few. max_tokens: what buffers
     outside the pages allow a conversation to have; buffer_bytes: what these take. write_back: full pages that are
     copied to the host while a whole batch is computed, in the background, so that they can leave without waiting; fewer
     in smaller steps, and only once the device is nearly full. check: called before and after every step. watch: asked
@@ -28,6 +29,7 @@ class PagedSettings:
     """
 
     snapshot_interval: int
+    snapshots_apart: int = 32
     max_tokens: int
     buffer_bytes: int = 0
     write_back: int = 4

@@ -188,15 +188,16 @@ class Engine:
                 command.sink(Finished(FinishReason.CANCELLED, usage, Timings(0.0, 0.0, 0.0)))
 
     def _admit(self) -> None:
-        while self._scheduler.waiting:
-            candidate = self._answers[self._scheduler.waiting[0].id]
+        while True:
             try:
-                if self._scheduler.admit() is None:
-                    return
+                sequence = self._scheduler.admit()
             except PagedrunError as e:
-                self._end(candidate, FinishReason.ERROR, error=e)
+                assert self._scheduler.refused is not None  # it is what is raised for
+                self._end(self._answers[self._scheduler.refused.id], FinishReason.ERROR, error=e)
                 continue
-            candidate.admitted = time.perf_counter()
+            if sequence is None:
+                return
+            self._answers[sequence.id].admitted = time.perf_counter()
 
     def _commit(self, plan: StepPlan, result: StepResult) -> None:
         sequences = [self._scheduler.running[chunk.slot] for chunk in plan.chunks]

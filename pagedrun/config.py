@@ -51,7 +51,8 @@ _RANGES: dict[str, tuple[int, int | None]] = {
     "max_seq_len": (0, None),
     "max_num_seqs": (1, MAX_NUM_SEQS),
     "max_batch_tokens": (0, None),
-    "prefill_chunk": (1, None),
+    "prefill_chunk": (0, None),
+    "max_stall": (0, None),
     "threads": (0, MAX_THREADS),
     "gpu_layers": (-1, None),
     "page_size": (0, None),
@@ -68,7 +69,10 @@ class EngineConfig:
     max_num_seqs: conversations computed together (llama.cpp sequences).
     max_batch_tokens: tokens computed in one step, which bounds how long a step lasts (llama.cpp computes them at
         once: n_batch = n_ubatch); 0 picks 512 on the CPU and 2,048 on a GPU.
-    prefill_chunk: while others are generating, a prompt is read this many tokens a step.
+    prefill_chunk: while others are generating, a prompt is read this many tokens a step; 0: as many as max_stall
+        allows.
+    max_stall: milliseconds that an answer may wait for its next token while prompts are read; 0 picks 250 on the CPU
+        and 100 on a GPU.
     threads: CPU threads; 0 means the physical cores.
     gpu_layers: layers on the GPU; -1 lets llama.cpp fit as many as free VRAM holds.
     rope_scaling: "yarn" lets max_seq_len be more than the model was trained for, by scaling positions by as much;
@@ -93,7 +97,8 @@ class EngineConfig:
     max_seq_len: int = 0
     max_num_seqs: int = 1
     max_batch_tokens: int = 0
-    prefill_chunk: int = 256
+    prefill_chunk: int = 0
+    max_stall: int = 0
     threads: int = 0
     gpu_layers: int = -1
     rope_scaling: str = "none"

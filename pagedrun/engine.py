@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import queue
+import statistics
 import threading
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -57,8 +59,9 @@ Command = Submit | Cancel | Shutdown
 class EngineStats:
     """Totals since the start, in steps, tokens and seconds. Overhead is step time outside native code.
 
-    kv: the pages of the KV cache when a request last ended, and of its own those that were cold then; None when it has
-    no pages.
+    max_gap_s: the longest that any answer waited for its next token. prefill_chunk: tokens of prompts that the next
+    step may read beside answers. kv: the pages of the KV cache when a request last ended, and of its own those that
+    were cold then; None when it has no pages.
     """
 
     steps: int = 0
@@ -66,6 +69,8 @@ class EngineStats:
     tokens_sampled: int = 0
     step_s: float = 0.0
     native_s: float = 0.0
+    max_gap_s: float = 0.0
+    prefill_chunk: int = 0
     kv: KvStats | None = None
 
     @property
@@ -78,7 +83,8 @@ class EngineStats:
 class _Answer:
     """An answer in the making: where its text goes and when things happened (seconds, monotonic clock).
 
-    shown: special tokens that appear as text, because whoever parses the answer needs them.
+    shown: special tokens that appear as text, because whoever parses the answer needs them. gaps: seconds between its
+    tokens.
     """
 
     sequence: Sequence
@@ -88,23 +94,37 @@ class _Answer:
     submitted: float
     admitted: float = 0.0
     first_token: float = 0.0
+    last_token: float = 0.0
+    gaps: array[float] = field(default_factory=lambda: array("f"))
+
+    def chosen(self, now: float) -> float:
+        """A token was; answers how long the answer waited for it."""
+        gap = now - self.last_token if self.first_token else 0.0
+        if self.first_token:
+            self.gaps.append(gap)
+        else:
+            self.first_token = now
+        self.last_token = now
+        return gap
 
     def timings(self, now: float) -> Timings:
         admitted = self.admitted or now
         first = self.first_token or now
-        return Timings(admitted - self.submitted, first - admitted, now - first)
+        gaps = (statistics.median(self.gaps), max(self.gaps)) if self.gaps else ()
+        return Timings(admitted - self.submitted, first - admitted, now - first, *gaps)
 
 
 @dataclass(slots=True)
 class Engine:
     """Runs requests over a `Runner`. `run_forever` is the engine thread; `step` is one turn of it.
 
-    slots: KV memory; None: the runner's own, without pages.
+    slots: KV memory; None: the runner's own, without pages. prefill_chunk, max_stall: see Scheduler.
     """
 
     runner: Runner
     slots: Slots | None = None
     prefill_chunk: int = 256
+    max_stall: float = 0.0
     inbox: queue.SimpleQueue[Command] = field(default_factory=queue.SimpleQueue)
     stats: EngineStats = field(default_factory=EngineStats)
     _scheduler: Scheduler = field(init=False)
@@ -114,7 +134,9 @@ class Engine:
 
     def __post_init__(self) -> None:
         self._slots = self.slots or PlainSlots(self.runner)
-        self._scheduler = Scheduler(self.runner, self._slots, prefill_chunk=self.prefill_chunk)
+        self._scheduler = Scheduler(
+            self.runner, self._slots, prefill_chunk=self.prefill_chunk, max_stall=self.max_stall
+        )
 
     @property
     def max_tokens(self) -> int:
@@ -149,6 +171,8 @@ class Engine:
             self._fail_running(e, plan)
             return
         self._commit(plan, result)
+        self._scheduler.took(plan, time.perf_counter() - began)
+        self.stats.prefill_chunk = self._scheduler.chunks.size
         self.stats.steps += 1
         self.stats.tokens_computed += plan.n_tokens
         self.stats.tokens_sampled += len(result.sampled)
@@ -188,15 +212,16 @@ class Engine:
                 command.sink(Finished(FinishReason.CANCELLED, usage, Timings(0.0, 0.0, 0.0)))
 
     def _admit(self) -> None:
-        while self._scheduler.waiting:
-            candidate = self._answers[self._scheduler.waiting[0].id]
+        while True:
             try:
-                if self._scheduler.admit() is None:
-                    return
+                sequence = self._scheduler.admit()
             except PagedrunError as e:
-                self._end(candidate, FinishReason.ERROR, error=e)
+                assert self._scheduler.refused is not None  # it is what is raised for
+                self._end(self._answers[self._scheduler.refused.id], FinishReason.ERROR, error=e)
                 continue
-            candidate.admitted = time.perf_counter()
+            if sequence is None:
+                return
+            self._answers[sequence.id].admitted = time.perf_counter()
 
     def _commit(self, plan: StepPlan, result: StepResult) -> None:
         sequences = [self._scheduler.running[chunk.slot] for chunk in plan.chunks]
@@ -210,8 +235,7 @@ class Engine:
 
     def _append(self, answer: _Answer, sampled: Sampled) -> None:
         """Add one sampled token to an answer and end it if that was the last."""
-        if not answer.first_token:
-            answer.first_token = time.perf_counter()
+        self.stats.max_gap_s = max(self.stats.max_gap_s, answer.chosen(time.perf_counter()))
         sequence, request = answer.sequence, answer.sequence.request
         vocab = self.runner.vocab
         sequence.tokens.append(sampled.token)

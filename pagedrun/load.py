@@ -35,6 +35,8 @@ from pagedrun.spilling import measure_bus, spill_settings
 
 # Bytes of pages copied to RAM while a batch is computed. Where the pages are in RAM anyway a copy would gain nothing.
 _WRITE_BACK = 32 << 20
+#: Milliseconds between tokens at which text still seems to flow. A CPU reads little in that time.
+_STALL_GPU, _STALL_CPU = 100, 250
 
 
 def load_service(
@@ -84,7 +86,7 @@ def load_service(
     frames = None if room is None else room.frames
     runner = NativeRunner(model, opened.context, door, opened.limits, can_rewind=info.can_rewind, frames=frames)
     slots = None if room is None else _paged(runner, room, config, plan, library)
-    engine = Engine(runner, slots, prefill_chunk=config.prefill_chunk)
+    engine = Engine(runner, slots, prefill_chunk=config.prefill_chunk, max_stall=_stall(config, info.on_gpu))
     if yarn is not None and engine.max_tokens < config.max_seq_len:
         runner.shutdown()
         raise _scaled_for_less(engine.max_tokens, config, facts.context or 0)
@@ -148,6 +150,11 @@ def _paged(runner: NativeRunner, room: Room, config: EngineConfig, plan: Plan | 
     if config.debug_kv:
         settings = replace(settings, check=functools.partial(validate, manager))
     return PagedSlots(runner, manager, settings)
+
+
+def _stall(config: EngineConfig, on_gpu: bool) -> float:
+    """Seconds that an answer may wait for its next token while prompts are read."""
+    return (config.max_stall or (_STALL_GPU if on_gpu else _STALL_CPU)) / 1000
 
 
 def _watch(room: Room, library: Library) -> Pressure:

@@ -74,6 +74,7 @@ class GenerationRequest:
     stop: strings that end the answer; they are never part of it.
     logprobs: None, or how many alternatives to report per token (0: only the chosen token's).
     preserved_tokens: special tokens to be shown as text (the chat template needs them to parse a tool call).
+    priority: who has the lower one is served first, as in vLLM; among equals who came first.
     """
 
     prompt: tuple[int, ...]
@@ -84,6 +85,7 @@ class GenerationRequest:
     reasoning: Reasoning | None = None
     logprobs: int | None = None
     preserved_tokens: tuple[str, ...] = ()
+    priority: int = 0
 
     def __post_init__(self) -> None:
         check_can_end(self.sampling, constrained=self.grammar is not None)
@@ -118,11 +120,16 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds: waiting for a slot, reading the prompt, generating. First token counts as prompt time."""
+    """Seconds: waiting for a slot, reading the prompt, generating. First token counts as prompt time.
+
+    gap_s, max_gap_s: between two tokens of the answer, the median and the most; 0 when it has no two.
+    """
 
     queued_s: float
     prompt_s: float
     decode_s: float
+    gap_s: float = 0.0
+    max_gap_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

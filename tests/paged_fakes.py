@@ -126,10 +126,10 @@ class PagedEngine:
         self.scheduler = self.engine._scheduler
         self.events: list[list[Event]] = []
 
-    def submit(self, prompt: str, n: int = 6) -> list[Event]:
+    def submit(self, prompt: str, n: int = 6, priority: int = 0) -> list[Event]:
         """Ask for `n` tokens; the events come into the list."""
         events: list[Event] = []
-        request = GenerationRequest(prompt=tuple(prompt.encode()), max_tokens=n)
+        request = GenerationRequest(prompt=tuple(prompt.encode()), max_tokens=n, priority=priority)
         self.engine._carry_out(Submit(Sequence(RequestId(len(self.events)), request), events.append))
         self.events.append(events)
         return events

@@ -19,8 +19,8 @@ ROOMS: list[tuple[str, ...]] = [
     ("paths", "sampling", "memory", "machine"),
     ("config", "request", "gguf_file", "catalog", "rope"),
     ("step", "text", "chat", "kv", "plan"),
-    ("slots", "speeds", "sessions"),
-    ("scheduler",),
+    ("slots", "speeds", "sessions", "sequence", "line", "stall"),
+    ("pausing", "following", "scheduler"),
     ("engine",),
     ("runtime",),
     ("first_run",),
@@ -37,7 +37,8 @@ ROOMS: list[tuple[str, ...]] = [
 
 # Policy runs under a fake runner, without a model and without C.
 POLICY = (
-    "config", "request", "sampling", "step", "text", "chat", "kv", "plan", "slots", "scheduler", "engine", "service",
+    "config", "request", "sampling", "step", "text", "chat", "kv", "plan", "slots", "sequence", "line", "stall",
+    "pausing", "following", "scheduler", "engine", "service",
 )  # fmt: skip
 
 

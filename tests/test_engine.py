@@ -246,3 +246,18 @@ def test_a_closed_service_says_so(runner: FakeRunner, service: Service) -> None:
     list(stream)
     with pytest.raises(EngineError):
         service.submit(ask("b"))
+
+
+def test_how_long_tokens_were_apart_is_measured() -> None:
+    engine = Engine(FakeRunner(), prefill_chunk=0, max_stall=0.1)
+    ends = []
+    for number, n in enumerate((1, 5)):
+        request = GenerationRequest(prompt=(1, 2, 3, 4, 5, 6), max_tokens=n)
+        engine._carry_out(Submit(Sequence(RequestId(number), request), ends.append))
+    while not engine._scheduler.idle:
+        engine.step()
+    one, five = (e.timings for e in ends if isinstance(e, Finished))
+    assert (one.gap_s, one.max_gap_s) == (0, 0)
+    assert 0 < five.gap_s <= five.max_gap_s <= five.decode_s
+    assert engine.stats.max_gap_s == pytest.approx(five.max_gap_s)
+    assert engine.stats.prefill_chunk == 64  # what a step can have is less than nothing known allows

@@ -46,11 +46,11 @@ def test_cold_pages_lie_as_suits_prompts_and_answers() -> None:
 def test_what_pauses_before_it_spills(geometry) -> None:  # type: ignore[no-untyped-def]
     """Two that do not fit together: the younger one pauses; nothing is read from the host while one alone fits."""
     paged = PagedEngine(device=9, host=12, spill=SPILL, geometry=geometry)
-    answers = [paged.submit(letter * 24, 10) for letter in "ab"]
+    answers = [paged.submit(letter * 18, 16) for letter in "ab"]
     while not paged.scheduler.paused:
         paged.turn()
     paged.finish()
-    assert [text(a) for a in answers] == [expected(letter * 24, 10) for letter in "ab"]
+    assert [text(a) for a in answers] == [expected(letter * 18, 16) for letter in "ab"]
     assert not paged.manager.stats().spill.spilled
 
 

@@ -201,6 +201,8 @@ class _Task:
                 "queued_s": timings.queued_s,
                 "prompt_s": timings.prompt_s,
                 "decode_s": timings.decode_s,
+                "gap_s": timings.gap_s,
+                "max_gap_s": timings.max_gap_s,
                 "prompt_tokens_per_s": rate(usage.prompt_tokens - usage.cached_tokens, timings.prompt_s),
                 # The first token comes out of reading the prompt.
                 "decode_tokens_per_s": rate(max(usage.completion_tokens - 1, 0), timings.decode_s),

@@ -11,7 +11,7 @@ import numpy as np
 from pagedrun.kv.budget import Account, Budget
 from pagedrun.kv.disk import DiskSpace, SpillFile
 from pagedrun.kv.geometry import PageGeometry
-from pagedrun.kv.ids import ConversationId, PageIds, Tier
+from pagedrun.kv.ids import NONE, ConversationId, PageIds, Tier
 from pagedrun.kv.lower import Lower
 from pagedrun.kv.policy import policy_named
 from pagedrun.kv.pool import FramePool
@@ -205,6 +205,8 @@ class PageMemory:
         if not pages:
             return 0
         every = np.concatenate(pages)
+        if not (self.table.device[every] == NONE).any():
+            return 0
         return self.prefetch(every[np.sort(np.unique(every, return_index=True)[1])])
 
     def follow(self) -> int:

@@ -9,7 +9,7 @@ Both may still be those of a conversation that rests, and then cost nothing to g
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,13 +19,12 @@ from pagedrun.step import Runner, Slot
 
 if TYPE_CHECKING:
     from pagedrun.kv import ConversationId, KvStats, PageManager, Place
-    from pagedrun.slots.resting import Found
 
 log = logging.getLogger(__name__)
 
 
-class PagedSlots:
-    """Paged KV memory: slots have conversations of the page manager, whose pages come and go."""
+class PagedMemory:
+    """Slots have conversations of the page manager, whose pages come and go. How they get them: PagedSlots."""
 
     def __init__(self, runner: Runner, manager: PageManager, settings: PagedSettings) -> None:
         from pagedrun.slots.resting import Resting  # NumPy, late
@@ -49,36 +48,14 @@ class PagedSlots:
         )
 
     @property
+    def stride(self) -> int:
+        """A page."""
+        return max(int(self._manager.geometry.tokens_per_page), 1)
+
+    @property
     def max_tokens(self) -> int:
         """As many as there are frames for."""
         return min(self._runner.limits.max_seq_len, self._settings.max_tokens, self._manager.max_tokens)
-
-    def choose(self, free: Iterable[Slot], tokens: Sequence[int]) -> Slot:
-        """The one that still shows the conversation to go on with, or else the one used longest ago."""
-        free = list(free)
-        found = self._find(tokens, free)
-        shown = None if found is None else self._manager.slot_of(found.conversation)
-        return next((slot for slot in free if slot == shown), free[0])
-
-    def resume(self, slot: Slot, tokens: Sequence[int]) -> int:
-        """From the conversation that has most in common, as far as the model can go back: to any token, or to a
-        snapshot.
-        """
-        found = self._find(tokens, [slot])
-        parted = 0 if self._runner.can_rewind else self.resting.in_common(tokens)
-        self._of[slot] = self._manager.open() if found is None else self.resting.take(found)
-        self._stops.begin(slot, self._of[slot], tokens, parted)
-        kept = self._keep(slot, 0 if found is None else found.n)
-        coming = self._comes(slot)
-        bound = not coming and self._bind(slot)
-        while not (bound or coming) and self.resting.make_room(self._of[slot]):
-            bound = self._bind(slot)
-        kept = self.held(slot, kept)
-        if bound or coming or self._manager.can_spill:
-            return kept  # and if it is not bound, it waits: reading it is worth more than its place in the line
-        self._keep(slot, 0)  # its pages are on the host, and there is no room to bring them back
-        self._bind(slot)
-        return 0
 
     def awake(self, slot: Slot) -> bool:
         """Whether its conversation is bound."""
@@ -124,9 +101,10 @@ class PagedSlots:
         """Where a snapshot is taken, if the model needs any."""
         return None if self._runner.can_rewind else self._stops.after(slot, length)
 
-    def remember(self, slot: Slot) -> None:
-        """Somebody is going to branch off here."""
-        self._keep_state(slot, "branch")
+    def part_at(self, slot: Slot, n_tokens: int) -> None:
+        """A stop more, if the model needs any."""
+        if not self._runner.can_rewind:
+            self._stops.add(slot, n_tokens)
 
     def pause(self, slot: Slot) -> None:
         """Its pages may go to the host."""
@@ -196,10 +174,6 @@ class PagedSlots:
         if position and (data := self._runner.snapshot(slot)):
             snapshots.add(conversation, position, data, len(data), place)
             snapshots.thin(conversation, least=settings.snapshots_apart, most=settings.snapshot_interval)
-
-    def _find(self, tokens: Sequence[int], slots: Iterable[Slot]) -> Found | None:
-        """What rests and begins like a prompt. slots: of which the state may be used as it is."""
-        return self.resting.find(tokens, [self._live[slot] for slot in slots if slot in self._live])
 
     def _room(self, slot: Slot, n_tokens: int, *, spill: bool) -> bool:
         if not self._suits(slot, prefill=n_tokens > self._settings.few):

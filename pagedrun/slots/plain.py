@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from pagedrun.slots.protocol import Trunk, Weight
 from pagedrun.step import Runner, Slot
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ class PlainSlots:
         """Whatever fits the context."""
         return self._runner.limits.max_seq_len
 
+    @property
+    def stride(self) -> int:
+        """All memory is there."""
+        return 1
+
     def choose(self, free: Iterable[Slot], tokens: Sequence[int]) -> Slot:
         """The one whose tokens share the longest beginning with the prompt; the oldest of equals."""
         return max(free, key=lambda slot: common_prefix(self._resting.get(slot, ()), tokens))
@@ -31,6 +37,26 @@ class PlainSlots:
         """As far back as the model can go."""
         common = common_prefix(self._resting.pop(slot, ()), tokens)
         return self._runner.trim(slot, min(common, len(tokens) - 1))
+
+    def known(self, tokens: Sequence[int]) -> int:
+        """As good as none."""
+        return 0
+
+    def trunk(self, tokens: Sequence[int], running: Mapping[Slot, Sequence[int]]) -> Trunk | None:
+        """Memory of slots is not shared."""
+        return None
+
+    def branch(self, slot: Slot, tokens: Sequence[int], trunk: Trunk) -> int:
+        """There are none."""
+        return self.resume(slot, tokens)
+
+    def fits(self, n_tokens: int, coming: Mapping[Slot, int], *, slot: Slot | None = None, shared: int = 0) -> bool:
+        """Always."""
+        return True
+
+    def weight(self, slot: Slot) -> Weight:
+        """Never asked."""
+        return Weight(0, 0)
 
     def awake(self, slot: Slot) -> bool:
         """Always."""
@@ -50,8 +76,8 @@ class PlainSlots:
         """No stops."""
         return None
 
-    def remember(self, slot: Slot) -> None:
-        """Nothing is kept beside the slot itself."""
+    def part_at(self, slot: Slot, n_tokens: int) -> None:
+        """No stops."""
 
     def pause(self, slot: Slot) -> None:
         """Never needed."""
@@ -66,6 +92,9 @@ class PlainSlots:
 
     def expect(self, slots: Sequence[Slot]) -> None:
         """Never."""
+
+    def foresee(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Nothing comes from anywhere."""
 
     def rest(self, slot: Slot, tokens: Sequence[int], *, keep: bool) -> None:
         """What is not kept is forgotten at once."""

@@ -1,13 +1,20 @@
 """What the slots hold between and during requests: the scheduler's view of KV memory, paged or not.
 
     choose     the slot that a request had best
-    resume     a request takes a slot, with as much of what was computed before as it can use
+    known      how many of its tokens are there for it
+    trunk      which running request begins like it
+    fits       whether there is room for it
+    resume     it takes the slot, with as much of what was computed before as it can use
+    branch     it takes the slot, with what a running request has computed
     room       before a step: space for tokens; with spill, what does not fit is read from the host at every step
     awake      whether a slot's tokens can be computed now
     held       how many tokens are still there after a pause
     expect     a paused request is going to be next: its pages may come ahead of it
+    foresee    so may what a waiting one will go on with
+    weight     what pausing one gives, and costs
     ready      before a step: everything is where it must be
     next_stop  where a step should end
+    part_at    another request is going to branch off somewhere: a step should end there
     computed   after a step
     pause      a running request gives its place in memory up for a while; nothing is computed again
     rest       a request is done; what it computed stays for follow-ups, or goes
@@ -19,7 +26,8 @@ Being short of memory is a value, False, and not an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from pagedrun.step import Slot
@@ -28,8 +36,30 @@ if TYPE_CHECKING:
     from pagedrun.kv import KvStats
 
 
+@dataclass(frozen=True, slots=True)
+class Trunk:
+    """A running request with whose first `n` tokens a prompt begins; a branch could have `there` of them now."""
+
+    slot: Slot
+    n: int
+    there: int
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A running request has `pages` on the device to itself; if they leave and come back, that takes `copies`."""
+
+    pages: int
+    copies: int
+
+
 class Slots(Protocol):
     """See the module."""
+
+    @property
+    def stride(self) -> int:
+        """Tokens that a conversation is given memory for at a time."""
+        ...
 
     @property
     def max_tokens(self) -> int:
@@ -45,6 +75,29 @@ class Slots(Protocol):
 
         Without room the slot is as if it were paused.
         """
+        ...
+
+    def known(self, tokens: Sequence[int]) -> int:
+        """How many of the tokens `resume` would have, in the slot that `choose` just chose for them."""
+        ...
+
+    def trunk(self, tokens: Sequence[int], running: Mapping[Slot, Sequence[int]]) -> Trunk | None:
+        """Which of these requests a prompt could branch off from, at some time; None: none, or it would not pay."""
+        ...
+
+    def branch(self, slot: Slot, tokens: Sequence[int], trunk: Trunk) -> int:
+        """As `resume`, from what a running request has computed."""
+        ...
+
+    def fits(self, n_tokens: int, coming: Mapping[Slot, int], *, slot: Slot | None = None, shared: int = 0) -> bool:
+        """Whether there is room for so many tokens in all, of a paused slot, or of what `choose` was just asked for.
+
+        coming: tokens that running requests are going to need. shared: of its tokens, those that a running one has.
+        """
+        ...
+
+    def weight(self, slot: Slot) -> Weight:
+        """What pausing a running request gives, and costs."""
         ...
 
     def awake(self, slot: Slot) -> bool:
@@ -67,8 +120,8 @@ class Slots(Protocol):
         """The length at which a step should end, as what is there then is kept to come back to; None: none."""
         ...
 
-    def remember(self, slot: Slot) -> None:
-        """This is a place to come back to, though no stop: keep what is needed to go on from here."""
+    def part_at(self, slot: Slot, n_tokens: int) -> None:
+        """Another request is going to branch off where the slot has so many tokens."""
         ...
 
     def pause(self, slot: Slot) -> None:
@@ -85,6 +138,10 @@ class Slots(Protocol):
 
     def expect(self, slots: Sequence[Slot]) -> None:
         """These paused slots are the next to be taken up, in this order."""
+        ...
+
+    def foresee(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Requests with these prompts are the next to get a slot, in this order."""
         ...
 
     def rest(self, slot: Slot, tokens: Sequence[int], *, keep: bool) -> None:

@@ -72,6 +72,10 @@ class Resting:
         self._manager.rouse(found.conversation)
         return found.conversation
 
+    def branch(self, conversation: ConversationId, n_tokens: int) -> ConversationId | None:
+        """A fork of one that does not rest, for which some that do may have to go; None: there is no room."""
+        return self._fork(Found(conversation, n_tokens, goes_on=False))
+
     def add(self, conversation: ConversationId, tokens: Sequence[int]) -> None:
         """A conversation with these tokens rests from now on. Those go of which it has everything."""
         for other in self.index.covered(tokens):

@@ -50,6 +50,12 @@ class Stops:
         places[self._before_answer(tokens)] = "prompt"
         self._slots[slot] = _Reading(conversation, len(tokens), places)
 
+    def add(self, slot: int, position: int) -> None:
+        """Another prompt is going to branch off from it there."""
+        reading = self._slots[slot]
+        reading.places[position] = "branch"
+        reading.due = 0
+
     def end(self, slot: int) -> None:
         """It is done."""
         self._slots.pop(slot, None)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class Speed:
     """Tokens and seconds of one answer, or of several added up.
 
-    The first token of an answer counts as prompt time, so the decode rate leaves it out.
+    The first token of an answer counts as prompt time, so the decode rate leaves it out. gap_s: median between two
+    tokens of the last answer; max_gap_s: the most of any.
     """
 
     prompt_tokens: int = 0
@@ -27,6 +28,8 @@ class Speed:
     answer_tokens: int = 0
     decoded_tokens: int = 0
     decode_s: float = 0.0
+    gap_s: float = 0.0
+    max_gap_s: float = 0.0
     answers: int = 0
 
     def add(self, finished: Finished) -> None:
@@ -39,6 +42,8 @@ class Speed:
         self.answer_tokens += usage.completion_tokens
         self.decoded_tokens += max(usage.completion_tokens - 1, 0)
         self.decode_s += timings.decode_s
+        self.gap_s = timings.gap_s
+        self.max_gap_s = max(self.max_gap_s, timings.max_gap_s)
 
     @property
     def prompt(self) -> str:
@@ -52,6 +57,11 @@ class Speed:
         """What was generated and how fast."""
         speed = units.tokens_per_second(self.decoded_tokens, self.decode_s)
         return f"{units.count(self.answer_tokens, 'token')}, {speed}"
+
+    @property
+    def gaps(self) -> str:
+        """How long the last answer's tokens were apart."""
+        return f"{1000 * self.gap_s:.0f} ms, at most {1000 * self.max_gap_s:.0f} ms"
 
 
 @dataclass(slots=True)
@@ -76,6 +86,7 @@ class Stats:
         rows = []
         if self.last:
             rows += [("last prompt", self.last.prompt), ("last answer", self.last.decode)]
+            rows += [("  a token every", self.last.gaps)] if self.last.max_gap_s else []
         if self.session.answers:
             rows += [
                 ("session", units.count(self.session.answers, "answer")),

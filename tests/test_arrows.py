@@ -19,7 +19,7 @@ ROOMS: list[tuple[str, ...]] = [
     ("paths", "sampling", "memory", "machine"),
     ("config", "request", "gguf_file", "catalog", "rope"),
     ("step", "text", "chat", "kv", "plan"),
-    ("slots", "speeds", "sessions"),
+    ("slots", "speeds", "sessions", "durable"),
     ("scheduler",),
     ("engine",),
     ("runtime",),

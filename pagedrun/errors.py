@@ -29,6 +29,7 @@ and leaves with `exit_code`; nothing here ever reaches a user as a traceback.
     ├── SessionError            a durable conversation cannot be saved or used
     │   ├── SessionNotFoundError
     │   ├── SessionInUseError   another process has it
+    │   ├── DamagedTextError    what was said cannot be read
     │   ├── DamagedSessionError, OtherVersionError, OtherIdentityError    (pagedrun.sessions says more)
     │   └── NotSavedError, NoRoomError
     └── OutputError             standard output cannot be written: there is no point in going on
@@ -146,6 +147,10 @@ class SessionNotFoundError(SessionError):
 
 class SessionInUseError(SessionError):
     """Another process has the session."""
+
+
+class DamagedTextError(SessionError):
+    """What was said in a session cannot be read."""
 
 
 class OutputError(PagedrunError):

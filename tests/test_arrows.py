@@ -27,7 +27,7 @@ ROOMS: list[tuple[str, ...]] = [
     ("hub",),
     ("native", "doctor"),
     ("service",),
-    ("planning", "spilling"),
+    ("planning", "spilling", "lasting"),
     ("opening",),
     ("load",),
     ("quantize",),

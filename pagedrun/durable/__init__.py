@@ -13,6 +13,7 @@ Each imports from those below it only. Files are never needed: whatever is wrong
 from __future__ import annotations
 
 from pagedrun.durable.keeper import Keeper, KeeperStats
+from pagedrun.durable.named import Claim, NamedSession
 from pagedrun.durable.rates import Speeds
 
-__all__ = ["Keeper", "KeeperStats", "Speeds"]
+__all__ = ["Claim", "Keeper", "KeeperStats", "NamedSession", "Speeds"]

@@ -32,8 +32,9 @@ from pagedrun.slots.resting import Resting
 log = logging.getLogger(__name__)
 
 MIN_TOKENS = 512  # of a conversation that gets an automatic entry
-GAIN = 128  # tokens less to compute, for which a file is looked at
-STATES = 4  # recurrent states that are saved, the newest ones
+GAIN = 16  # tokens less to compute, for which a file is looked at
+NEWEST = 2  # recurrent states that are saved in any case: of the last answer's beginning and of its end
+QUARTERS = (0.75, 0.5, 0.25)  # of a conversation, before which one more is saved each, if pages take more than they do
 
 _USELESS = (SessionNotFoundError, DamagedSessionError, OtherVersionError, OtherIdentityError)
 
@@ -281,8 +282,15 @@ class Keeper:
         return Held(self.manager, self.store, conversation, n_tokens)
 
     def _states(self, conversation: ConversationId, n_tokens: int) -> list[Snapshot]:
-        """The newest recurrent states, by tokens."""
-        return [s for s in self.manager.snapshots.of(conversation) if s.position <= n_tokens][-STATES:]
+        """The recurrent states to be saved, by tokens: to go on from, and, where pages are damaged, to go back to."""
+        there = [s for s in self.manager.snapshots.of(conversation) if s.position <= n_tokens]
+        chosen, left = there[-NEWEST:], self._bytes(n_tokens)
+        for part in QUARTERS:
+            before = [s for s in there if s.position <= n_tokens * part]
+            left -= before[-1].nbytes if before else 0
+            if before and left >= 0 and before[-1] not in chosen:
+                chosen.append(before[-1])
+        return sorted(chosen, key=lambda s: s.position)
 
     def _in_file(self, entry: Stored) -> list[tuple[int, int]]:
         """(tokens, bytes) of the states of a file; none where it cannot be read."""

@@ -93,9 +93,12 @@ class Loading:
         if n:
             self._call(lambda: self._begin(n))
             self._read_pages(session, session.meta.identity.geometry.pages_for(n))
+            if not self.can_rewind and session.usable_tokens < n:  # a page was damaged
+                self._read_states(session, session.usable_tokens)
 
     def _read_states(self, session: Session, n: int) -> int:
         """The newest states up to `n` tokens; answers where the first of them is."""
+        self.states = []
         for position in sorted((p for p in session.usable_snapshots if p <= n), reverse=True):
             data = session.read_snapshot(position)
             if data is not None:

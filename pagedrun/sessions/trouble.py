@@ -33,10 +33,11 @@ class OtherVersionError(SessionError):
 class OtherIdentityError(SessionError):
     """The file belongs to another model or other settings; `differences`: which parts, with both values."""
 
-    def __init__(self, path: Path, differences: tuple[Difference, ...]) -> None:
+    def __init__(self, path: Path, differences: tuple[Difference, ...], *, hint: str = "") -> None:
         super().__init__(
             f"{path.name} cannot be used here: " + "; ".join(map(str, differences)),
-            hint="use the model and the settings it was saved with; the text can be computed again from its tokens",
+            hint=hint
+            or "use the model and the settings it was saved with; the text can be computed again from its tokens",
         )
         self.differences = differences
 

@@ -42,6 +42,11 @@ class PagedSlots:
         self.resting = Resting(manager, can_rewind=runner.can_rewind, worth=settings.worth)
 
     @property
+    def manager(self) -> PageManager:
+        """Of its pages; for the engine's thread."""
+        return self._manager
+
+    @property
     def max_tokens(self) -> int:
         """As many as there are frames for."""
         return min(self._runner.limits.max_seq_len, self._settings.max_tokens, self._manager.max_tokens)

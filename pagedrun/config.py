@@ -30,7 +30,7 @@ PAGING = ("auto", "on", "off")
 POLICIES = ("clock", "lru", "lfu", "working-set")
 SPILL = ("auto", "staged", "zero-copy", "off")
 PREFETCH = ("hybrid", "sequential", "associative", "off")
-_SIZES = ("gpu_memory", "swap_space", "disk_space")
+_SIZES = ("gpu_memory", "swap_space", "disk_space", "cache_disk")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 ROPE_SCALING = ("none", "yarn")
@@ -85,6 +85,8 @@ class EngineConfig:
         Without pages it limits the KV cache, not the buffers.
     swap_space: bytes of RAM for pages that had to leave the device, and for snapshots of recurrent states.
     disk_space: bytes of a file for idle pages that RAM has no room for; 0: no file.
+    cache_disk: bytes on disk for conversations that rest, so that they need not be read again when the program is
+        started the next time; those used longest ago leave first. 0: none are kept. Named sessions are beside it.
     spill: how pages in RAM are read while their conversation goes on: "staged" (copied ahead of each layer),
         "zero-copy" (read where they are), "auto" (what is faster here), or "off" (all of it has to be on the device).
     prefetch_mode: which pages are brought back before they are asked for: "sequential", "associative", "hybrid" or
@@ -110,6 +112,7 @@ class EngineConfig:
     gpu_memory: int = 0
     swap_space: int = 4 << 30
     disk_space: int = 0
+    cache_disk: int = 4 << 30
     spill: str = "auto"
     prefetch_mode: str = "hybrid"
     policy: str = "clock"

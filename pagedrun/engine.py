@@ -7,6 +7,7 @@ the other requests go on.
 
 from __future__ import annotations
 
+import functools
 import logging
 import queue
 import statistics
@@ -25,6 +26,7 @@ from pagedrun.step import Runner, Sampled, StepPlan, StepResult, Vocab
 from pagedrun.text import TextAssembler
 
 if TYPE_CHECKING:
+    from pagedrun.durable import Keeper
     from pagedrun.kv import KvStats
 
 log = logging.getLogger(__name__)
@@ -52,7 +54,14 @@ class Shutdown:
     """Cancel everything and leave the loop."""
 
 
-Command = Submit | Cancel | Shutdown
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Do something between two steps. It must not fail."""
+
+    work: Callable[[], None]
+
+
+Command = Submit | Cancel | Shutdown | Call
 
 
 @dataclass(slots=True)
@@ -118,11 +127,13 @@ class _Answer:
 class Engine:
     """Runs requests over a `Runner`. `run_forever` is the engine thread; `step` is one turn of it.
 
-    slots: KV memory; None: the runner's own, without pages. prefill_chunk, max_stall: see Scheduler.
+    slots: KV memory; None: the runner's own, without pages. prefill_chunk, max_stall: see Scheduler. keeper: of
+    conversations that outlive the process.
     """
 
     runner: Runner
     slots: Slots | None = None
+    keeper: Keeper | None = None
     prefill_chunk: int = 256
     max_stall: float = 0.0
     inbox: queue.SimpleQueue[Command] = field(default_factory=queue.SimpleQueue)
@@ -153,6 +164,7 @@ class Engine:
                     log.exception("engine step failed")
                     self._fail_running(EngineError(f"the engine failed: {e}", hint="this is a bug; -v shows more"))
         finally:
+            self._keep_the_rest()
             self._refuse_the_rest()
             self.runner.shutdown()
 
@@ -177,6 +189,8 @@ class Engine:
         self.stats.tokens_computed += plan.n_tokens
         self.stats.tokens_sampled += len(result.sampled)
         self.stats.native_s += result.decode_s + result.sample_s
+        if self.keeper is not None:
+            self.keeper.speeds.computed(plan.n_tokens, result.decode_s)
         self.stats.step_s += time.perf_counter() - began
 
     def _take_commands(self) -> bool:
@@ -195,7 +209,11 @@ class Engine:
             text = TextAssembler(sequence.request.stop)
             shown = _single_tokens(self.runner.vocab, sequence.request.preserved_tokens)
             self._answers[sequence.id] = _Answer(sequence, command.sink, text, shown, time.perf_counter())
-            self._scheduler.add(sequence)
+            add = functools.partial(self._scheduler.add, sequence)
+            if self.keeper is None or not self.keeper.awaits(sequence.id, sequence.tokens, add):
+                add()
+        elif isinstance(command, Call):
+            self._call(command)
         elif isinstance(command, Cancel):
             if command.id in self._answers:
                 self._finish(self._answers[command.id], FinishReason.CANCELLED)
@@ -203,6 +221,28 @@ class Engine:
             for answer in list(self._answers.values()):
                 self._finish(answer, FinishReason.CANCELLED)
             self._running = False
+
+    @staticmethod
+    def _call(command: Call) -> None:
+        try:
+            command.work()
+        except Exception:
+            log.exception("what was to be done between two steps failed")
+
+    def _keep_the_rest(self) -> None:
+        """Save what is to outlive the process."""
+        if self.keeper is None:
+            return
+        self.keeper.close()
+        refused = []
+        while self.keeper.busy:
+            command = self.inbox.get()
+            if isinstance(command, Call):
+                self._call(command)
+            else:
+                refused.append(command)
+        for command in refused:
+            self.inbox.put(command)
 
     def _refuse_the_rest(self) -> None:
         while not self.inbox.empty():
@@ -255,7 +295,8 @@ class Engine:
 
     def _finish(self, answer: _Answer, reason: FinishReason, *, error: PagedrunError | None = None) -> None:
         running = self._slots.stats()  # what rests has no cold pages
-        self._scheduler.finish(answer.sequence, keep=error is None)
+        if self.keeper is None or not self.keeper.forget(answer.sequence.id):
+            self._scheduler.finish(answer.sequence, keep=error is None)
         self._end(answer, reason, error=error, running=running)
 
     def _end(

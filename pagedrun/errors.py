@@ -26,6 +26,12 @@ and leaves with `exit_code`; nothing here ever reaches a user as a traceback.
     │   ├── GrammarError        a grammar or JSON schema cannot be used
     │   └── TemplateError       the chat template is missing or broken; carries the line
     ├── EngineError             decoding failed, or the engine has stopped
+    ├── SessionError            a durable conversation cannot be saved or used
+    │   ├── SessionNotFoundError
+    │   ├── SessionInUseError   another process has it
+    │   ├── DamagedTextError    what was said cannot be read
+    │   ├── DamagedSessionError, OtherVersionError, OtherIdentityError    (pagedrun.sessions says more)
+    │   └── NotSavedError, NoRoomError
     └── OutputError             standard output cannot be written: there is no point in going on
 """
 
@@ -129,6 +135,22 @@ class TemplateError(RequestError):
 
 class EngineError(PagedrunError):
     """Decoding failed, or the engine has stopped."""
+
+
+class SessionError(PagedrunError):
+    """A durable conversation cannot be saved or used."""
+
+
+class SessionNotFoundError(SessionError):
+    """There is no such session."""
+
+
+class SessionInUseError(SessionError):
+    """Another process has the session."""
+
+
+class DamagedTextError(SessionError):
+    """What was said in a session cannot be read."""
 
 
 class OutputError(PagedrunError):

@@ -15,6 +15,7 @@ from pagedrun.engine import Engine
 from pagedrun.errors import ModelError, NotEnoughMemoryError, UsageError
 from pagedrun.gguf_file import KvFacts, ModelFacts, read_facts, why_no_text
 from pagedrun.kv import Budget, DiskSpace, PageManager, validate
+from pagedrun.lasting import identity_of, keeper_for
 from pagedrun.memory import FreeMemory, check_weights
 from pagedrun.native.door import Door
 from pagedrun.native.library import Library, load
@@ -47,11 +48,14 @@ def load_service(
     chat_template: str | None = None,
     on_progress: OnBytes | None = None,
     verbose: bool = False,
+    sessions: Path | None = None,
+    name: str = "",
 ) -> Service:
     """Load a model and start its engine.
 
     sampling_defaults: the registry's settings, used before the GGUF's own. chat_template: replaces the model's.
-    on_progress gets (bytes loaded, bytes in all). verbose shows llama.cpp's log on stderr.
+    sessions: a folder for conversations that outlive the process; None: none do. name: of the model, for those who look
+    at them. on_progress gets (bytes loaded, bytes in all). verbose shows llama.cpp's log on stderr.
 
     Raises ModelError (a file that generates no text), ModelFileError, NotEnoughMemoryError, RuntimeLibraryError,
     UsageError (settings that do not fit the model) and TemplateError (a broken `chat_template`).
@@ -87,10 +91,14 @@ def load_service(
     runner = NativeRunner(model, opened.context, door, opened.limits, can_rewind=info.can_rewind, frames=frames)
     slots = None if room is None else _paged(runner, room, config, plan, library)
     engine = Engine(runner, slots, prefill_chunk=config.prefill_chunk, max_stall=_stall(config, info.on_gpu))
+    identity = None if sessions is None else identity_of(facts, config, frames, templates.source, yarn)
+    if sessions is not None and identity is not None and slots is not None and frames is not None:
+        where = (sessions, config.cache_disk)
+        engine.keeper = keeper_for(engine, slots, frames, where, identity, plan=plan, name=name)
     if yarn is not None and engine.max_tokens < config.max_seq_len:
         runner.shutdown()
         raise _scaled_for_less(engine.max_tokens, config, facts.context or 0)
-    return Service(engine, info, templates, sampling_defaults=sampling_defaults)
+    return Service(engine, info, templates, sampling_defaults=sampling_defaults, identity=identity)
 
 
 def _scaled_for_less(n_tokens: int, config: EngineConfig, trained: int) -> NotEnoughMemoryError:

@@ -60,3 +60,8 @@ def data_file(name: str) -> Path:
 def spill_dir() -> Path:
     """Where the file of idle pages is made that RAM has no room for."""
     return state_dir() / "spill"
+
+
+def sessions_dir() -> Path:
+    """Conversations that outlive the process: named ones, and automatic entries."""
+    return state_dir() / "sessions"

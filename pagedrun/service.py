@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pagedrun.engine import Cancel, Engine, EngineStats, Shutdown, Submit, start
+from pagedrun.engine import Call, Cancel, Engine, EngineStats, Shutdown, Submit, start
 from pagedrun.errors import ContextLengthError, EngineError, ParameterError, RequestError
 from pagedrun.model import ModelInfo
 from pagedrun.request import Event, Finished, GenerationRequest, RequestId
@@ -21,6 +21,8 @@ from pagedrun.step import RunnerLimits, Vocab
 
 if TYPE_CHECKING:
     from pagedrun.chat import ChatTemplates
+    from pagedrun.durable import Keeper
+    from pagedrun.sessions import Identity
 
 MAX_LOGPROBS = 20  # alternatives per token, as in the OpenAI API
 
@@ -54,7 +56,10 @@ class Stream:
 
 
 class Service:
-    """A model, its engine thread, and its chat templates. A context manager; thread-safe."""
+    """A model, its engine thread, and its chat templates. A context manager; thread-safe.
+
+    identity: what files of saved conversations have to agree with; None: none are saved.
+    """
 
     def __init__(
         self,
@@ -63,9 +68,11 @@ class Service:
         templates: ChatTemplates,
         *,
         sampling_defaults: Mapping[str, Any] | None = None,
+        identity: Identity | None = None,
     ) -> None:
         self.model = model
         self.templates = templates
+        self.identity = identity
         self._engine = engine
         self._defaults = (sampling_defaults or {}, model.sampling, LLAMA_DEFAULTS)
         self._ids = itertools.count()
@@ -96,6 +103,15 @@ class Service:
         """Running totals of the engine."""
         return self._engine.stats
 
+    @property
+    def keeper(self) -> Keeper | None:
+        """What saves and restores conversations, where that is so; for the engine's thread (`call`)."""
+        return self._engine.keeper
+
+    def call(self, work: Callable[[], None]) -> None:
+        """Have something done on the engine's thread, between two steps."""
+        self._engine.inbox.put(Call(work))
+
     def complete_sampling(self, request: GenerationRequest) -> GenerationRequest:
         """The request with every sampling setting filled in: registry, then the GGUF's own, then llama.cpp's."""
         return replace(request, sampling=request.sampling.with_defaults(*self._defaults))
@@ -115,7 +131,7 @@ class Service:
         return stream
 
     def close(self) -> None:
-        """Cancel what runs and free the model. Waits for the engine thread."""
+        """Cancel what runs, save what is to be saved, and free the model. Waits for the engine thread."""
         self._engine.inbox.put(Shutdown())
         self._thread.join()
 

@@ -103,7 +103,7 @@ def test_names_from_a_list_may_be_written_in_any_case(tmp_path: Path, monkeypatc
         ('policy = "fifo"', "policy 'fifo' is not known", "one of clock"),
         ('gpu_memoy = "4GiB"', "gpu_memoy: there is no such setting", "did you mean gpu_memory?"),
         ("GPU_MEMORY = 4", "GPU_MEMORY: there is no such setting", "did you mean gpu_memory?"),
-        ("colour = 1", "colour: there is no such setting", "known: debug_kv, "),
+        ("colour = 1", "colour: there is no such setting", "known: cache_disk, debug_kv, "),
         ("swap_space = []", "swap_space cannot be []", ""),
     ],
 )

@@ -13,14 +13,18 @@ from pagedrun.cli.options import (
     ModelArgument,
     ModelOptions,
     SamplingOptions,
+    SessionOption,
     TemplateOptions,
     with_options,
 )
+from pagedrun.cli.sessions.kept import kept
 from pagedrun.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from pagedrun.catalog import ModelSpec
+    from pagedrun.cli.repl.conversation import Conversation
     from pagedrun.cli.repl.settings import Settings
+    from pagedrun.cli.sessions.kept import Kept
     from pagedrun.hub import LocatedModel
     from pagedrun.service import Service
 
@@ -29,11 +33,12 @@ _BIGGER = "qwen3.6-35b"
 
 
 @with_options
-def chat(
+def chat(  # noqa: PLR0913 - each is an option of the command, or a group of them
     model: ModelArgument = None,
     *,
     named: ModelOptions,
     template: TemplateOptions,
+    session: SessionOption = None,
     show_thinking: Annotated[bool, typer.Option("--show-thinking", help="Print the thinking, dim.")] = False,
     max_tokens: Annotated[
         int | None, typer.Option("-n", "--max-tokens", metavar="NUMBER", help="Longest answer, in tokens.")
@@ -44,8 +49,8 @@ def chat(
 ) -> None:
     """Talk with a model. /help in the chat lists its commands, Ctrl-C stops an answer, Ctrl-D leaves.
 
-    Without MODEL: the one used last, or the small one that comes with pagedrun. Where the input is not a
-    terminal each line is a message, and the answers are printed as plain text.
+    Without MODEL: that of the session, the one used last, or the small one that comes with pagedrun. Where the input
+    is not a terminal each line is a message, and the answers are printed as plain text.
 
     Exit codes: 0 done, 1 the chat could not start or go on, 2 wrong usage. When the input is not a terminal, also
     that of the first thing that went wrong: 1 an error, 2 a line or /command that makes no sense, 3 something cut
@@ -62,14 +67,27 @@ def chat(
         "stats": stats or None,
     }
     sampling_flags = sampling.params()
-    located = generate.find_model(model if model is not None else named.model_option, pull=named.pull)
-    with generate.open_model(located, engine, template) as service:
-        hub.remember(located)
-        code = _talk(service, template.system, _settings(sampling_flags, chat_flags, service, located.spec), located)
+    name = model if model is not None else named.model_option
+    with kept(session) as keeps:
+        conversation = keeps.conversation() if keeps else None
+        located = generate.find_model(name or (keeps.model if keeps else None), pull=named.pull)
+        with generate.open_model(located, engine, template) as service:
+            hub.remember(located)
+            if keeps:
+                keeps.attach(service, located.name)
+            settings = _settings(sampling_flags, chat_flags, service, located.spec)
+            code = _talk(service, template.system, settings, located, keeps, conversation)
     raise typer.Exit(code)
 
 
-def _talk(service: Service, system: str | None, settings: Settings, located: LocatedModel) -> int:
+def _talk(
+    service: Service,
+    system: str | None,
+    settings: Settings,
+    located: LocatedModel,
+    keeps: Kept | None,
+    conversation: Conversation | None,
+) -> int:
     from pagedrun.cli.repl import saved
     from pagedrun.cli.repl.conversation import Conversation
     from pagedrun.cli.repl.loop import Chat
@@ -83,10 +101,21 @@ def _talk(service: Service, system: str | None, settings: Settings, located: Loc
     reader = open_reader(state_dir() / "history", {"set": lambda: NAMES, "load": saved.chat_names}, warn=console.warn)
     if reader.interactive:
         console.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
-    state = ChatState(
-        service=service, output=Output(), settings=settings, conversation=Conversation(system=clean(system or ""))
-    )
+    conversation = conversation or Conversation()
+    if system is not None:
+        conversation = conversation.with_system(clean(system))
+    if keeps:
+        _tell_of_session(keeps.name, conversation)
+    state = ChatState(service=service, output=Output(), settings=settings, conversation=conversation, keeps=keeps)
     return Chat(state, reader).run()
+
+
+def _tell_of_session(name: str, conversation: Conversation) -> None:
+    from pagedrun.cli.repl.actions import excerpt
+
+    turns = conversation.turns
+    said = f"{units.count(len(turns), 'turn')}; the last: {excerpt(turns[-1].question)}" if turns else "new"
+    console.note(console.printable(f"session {name}: {said}"))
 
 
 def _settings(sampling: Any, chat_flags: dict[str, Any], service: Service, spec: ModelSpec | None) -> Settings:

@@ -15,17 +15,21 @@ from pagedrun.cli.options import (
     EngineOptions,
     ModelOptions,
     SamplingOptions,
+    SessionOption,
     TemplateOptions,
     read_option_file,
     with_options,
 )
 from pagedrun.cli.output import AnswerOutput
 from pagedrun.cli.schema import check_answer, is_json, read_schema
+from pagedrun.cli.sessions.kept import kept
 from pagedrun.errors import PagedrunError, UsageError
 from pagedrun.request import Finished, FinishReason, GenerationRequest, check_can_end
 from pagedrun.units import count, rate
 
 if TYPE_CHECKING:
+    from pagedrun.cli.repl.conversation import Conversation
+    from pagedrun.cli.sessions.kept import Kept
     from pagedrun.hub import LocatedModel
     from pagedrun.sampling import SamplingParams
     from pagedrun.service import Service
@@ -101,6 +105,7 @@ def complete(
     named: ModelOptions,
     answer: AnswerOptions,
     template: TemplateOptions,
+    session: SessionOption = None,
     sampling: SamplingOptions,
     engine: EngineOptions,
 ) -> None:
@@ -112,6 +117,8 @@ def complete(
     between. With "-" as PROMPT standard input comes first. With --raw they are joined as they are, byte for byte.
     In a script whose standard input is meant for something else, add < /dev/null.
 
+    With --session the prompt goes on from what was said in the session, and the answer is kept there.
+
     Exit codes: 0 done (also at -n tokens), 1 error, 2 wrong usage, 3 cut off by the context, or by -n in the middle
     of JSON that was asked for, 130 interrupted.
     """
@@ -122,12 +129,32 @@ def complete(
     check_can_end(params, constrained=schema is not None or grammar is not None)
     if params.seed is None:
         params = replace(params, seed=secrets.randbelow(_SEEDS))  # drawn here, so that --json can tell it
-    located = generate.find_model(named.model_option, pull=named.pull)
-    text = inputs.assemble(prompt, answer.files, raw=answer.raw)
-    with generate.open_model(located, engine, template) as service:
-        task = _Task(service, located, answer, template, params, schema, grammar)
-        code = task.run(text)
+    with kept(session) as keeps:
+        before = _Said.of(keeps, raw=answer.raw)
+        located = generate.find_model(named.model_option or (keeps.model if keeps else None), pull=named.pull)
+        text = inputs.assemble(prompt, answer.files, raw=answer.raw)
+        with generate.open_model(located, engine, template) as service:
+            if keeps:
+                keeps.attach(service, located.name)
+            task = _Task(service, located, answer, template, params, schema, grammar, keeps, before)
+            code = task.run(text)
+            if keeps:
+                keeps.finish()
     raise typer.Exit(code)
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What was said in the session before: a chat, or with --raw a text."""
+
+    chat: Conversation | None = None
+    text: str = ""
+
+    @classmethod
+    def of(cls, keeps: Kept | None, *, raw: bool) -> _Said:
+        if keeps is None:
+            return cls()
+        return cls(text=keeps.text()) if raw else cls(keeps.conversation())
 
 
 @dataclass(frozen=True)
@@ -141,6 +168,8 @@ class _Task:
     params: SamplingParams
     schema: str | None
     grammar: str | None
+    keeps: Kept | None
+    before: _Said
 
     def run(self, text: str) -> int:
         """Generate and write the answer; returns the exit code."""
@@ -166,24 +195,47 @@ class _Task:
             output.finish()
         if streams:
             self._check(answer, finished)
+        self._keep(text, request, answer, finished)
         return self._outcome(answer, finished, len(request.prompt))
 
     def _request(self, text: str) -> tuple[GenerationRequest, Any]:
         rendered = None
         if self.options.raw:
             grammar = generate.raw_grammar(self.service, schema=self.schema, gbnf=self.grammar)
-            request = generate.raw_request(self.service, text, self.params, grammar=grammar)
+            request = generate.raw_request(self.service, self.before.text + text, self.params, grammar=grammar)
         else:
             from pagedrun.chat import ChatOptions, Message
 
-            messages = [Message("user", text)]
-            if self.template.system is not None:
-                messages.insert(0, Message("system", self.template.system))
+            if self.before.chat is not None:
+                messages = list(self._chat.messages(text))
+            else:
+                messages = [Message("user", text)]
+                if self.template.system is not None:
+                    messages.insert(0, Message("system", self.template.system))
             think = generate.think_mode(self.located, self.template)
             chat = ChatOptions(think=think, json_schema=self.schema, grammar=self.grammar)
             request, rendered = generate.chat_request(self.service, messages, chat, self.params)
         stop = tuple(self.options.stop or ())
         return generate.limited(request, max_tokens=self.options.max_tokens, stop=stop), rendered
+
+    @property
+    def _chat(self) -> Conversation:
+        """What was said before, under the system prompt that counts."""
+        assert self.before.chat is not None  # there is a session
+        system = self.template.system
+        return self.before.chat if system is None else self.before.chat.with_system(system)
+
+    def _keep(self, text: str, request: GenerationRequest, answer: generate.Answer, finished: Finished) -> None:
+        if self.keeps is None or finished.reason is FinishReason.CANCELLED:
+            return
+        tokens = [*request.prompt, *answer.tokens]
+        if self.options.raw:
+            self.keeps.save_text(self.before.text + text + answer.content, tokens)
+            return
+        from pagedrun.cli.repl.conversation import Turn
+
+        turn = Turn(question=text, answer=answer.content, reasoning=answer.reasoning, end=finished.reason)
+        self.keeps.save(self._chat.add(turn), tokens)
 
     def _report(self, answer: generate.Answer, finished: Finished) -> dict[str, Any]:
         usage, timings = finished.usage, finished.timings

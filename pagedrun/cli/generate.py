@@ -17,6 +17,7 @@ from pagedrun import hub, units
 from pagedrun.catalog import load_catalog
 from pagedrun.cli import console
 from pagedrun.errors import EngineError, ModelError, ModelNotFoundError
+from pagedrun.paths import sessions_dir
 from pagedrun.request import Finished, FinishReason, GenerationRequest, Grammar
 from pagedrun.rope import scaling_text
 
@@ -95,6 +96,8 @@ def open_model(located: hub.LocatedModel, engine: EngineOptions, template: Templ
             chat_template=template_text,
             on_progress=on_progress,
             verbose=console.verbose,
+            sessions=sessions_dir(),
+            name=located.name,
         )
     remember_use(located.path)
     with service:
@@ -214,13 +217,16 @@ class Answer:
         self._parser = parser
         self.content = ""
         self.reasoning = ""
+        self.tokens: list[int] = []
         self.finished: Finished | None = None
 
     def __iter__(self) -> Iterator[AnswerDelta]:
         for event in self._stream:
             if isinstance(event, Finished):
                 self.finished = event
-            elif delta := self._add(event.text):
+                continue
+            self.tokens += event.tokens
+            if delta := self._add(event.text):
                 yield delta
         if delta := self._rest():
             yield delta

@@ -40,9 +40,20 @@ _COMMANDS = {
     "verify": ("pagedrun.cli.models.verify", "verify", "Check models against their checksums."),
     "path": ("pagedrun.cli.models.path", "path", "Print where a model's file is."),
     "rm": ("pagedrun.cli.models.rm", "rm", "Delete models."),
+    "sessions": ("", "", "List, show, move and delete conversations that were kept."),
     "quantize": ("pagedrun.cli.quantize.command", "quantize", "Make a smaller model out of a larger one."),
     "setup": ("pagedrun.cli.setup", "setup", "Build or install the native runtime."),
     "doctor": ("pagedrun.cli.doctor", "doctor", "Show what was found on this machine, and what is missing."),
+}
+
+_SESSIONS = {
+    "list": ("pagedrun.cli.sessions.command", "list_sessions", "List the sessions."),
+    "show": ("pagedrun.cli.sessions.command", "show", "Show what is in a session."),
+    "rm": ("pagedrun.cli.sessions.command", "rm", "Delete sessions."),
+    "rename": ("pagedrun.cli.sessions.command", "rename", "Give a session another name."),
+    "export": ("pagedrun.cli.sessions.command", "export", "Write a session to a file, for another machine."),
+    "import": ("pagedrun.cli.sessions.command", "import_", "Take a session in from a file."),
+    "gc": ("pagedrun.cli.sessions.command", "gc", "Delete what nobody can use."),
 }
 
 
@@ -76,15 +87,19 @@ class Command(TyperCommand):
 class LazyGroup(TyperGroup):
     """The top-level command, which imports a subcommand's module only when it is called."""
 
+    table = _COMMANDS
+
     def list_commands(self, ctx: Any) -> list[str]:
         """The names, in the order of the help."""
-        return list(_COMMANDS)
+        return list(self.table)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import and wrap one subcommand; None when there is none of that name."""
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in self.table:
             return None
-        module, function, _ = _COMMANDS[cmd_name]
+        module, function, line = self.table[cmd_name]
+        if not module:
+            return _group_of_sessions(line)
         alone = _typer()
         alone.command(name=cmd_name, cls=Command)(getattr(importlib.import_module(module), function))
         return typer.main.get_command(alone)
@@ -92,14 +107,14 @@ class LazyGroup(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, _, line) in _COMMANDS.items()])
+            formatter.write_dl([(name, line) for name, (_, _, line) in self.table.items()])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command of that name; suggests close ones for a typo."""
-        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+        if args and args[0] not in self.table and not args[0].startswith("-"):
             import difflib
 
-            close = difflib.get_close_matches(args[0], _COMMANDS)
+            close = difflib.get_close_matches(args[0], self.table)
             ctx.fail(f"there is no command {args[0]!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
         return super().resolve_command(ctx, args)
 
@@ -111,6 +126,29 @@ class LazyGroup(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             return _reader_left()
+
+
+class SessionsGroup(LazyGroup):
+    """`pagedrun sessions`."""
+
+    table = _SESSIONS
+
+
+def _group_of_sessions(line: str) -> Any:
+    group = _typer(cls=SessionsGroup)
+
+    @group.callback(invoke_without_command=True, help=line)
+    def _sessions(ctx: typer.Context) -> None:
+        _need_subcommand(ctx)
+
+    return typer.main.get_command(group)
+
+
+def _need_subcommand(ctx: typer.Context) -> None:
+    if ctx.invoked_subcommand is None:
+        with suppress(OSError):  # whoever reads stderr may have left
+            typer.echo(ctx.get_help(), err=True)
+        raise typer.Exit(2)
 
 
 def _typer(**more: Any) -> typer.Typer:
@@ -139,10 +177,7 @@ def _top(
     ] = False,
 ) -> None:
     """Run large language models on this machine."""
-    if ctx.invoked_subcommand is None:
-        with suppress(OSError):  # whoever reads stderr may have left
-            typer.echo(ctx.get_help(), err=True)
-        raise typer.Exit(2)
+    _need_subcommand(ctx)
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

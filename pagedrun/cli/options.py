@@ -34,6 +34,8 @@ MODEL_HELP = (
 )
 
 ModelArgument = Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]
+SESSION_HELP = "Go on with the session of that name, or begin it: what is said is kept, and need not be read again."
+SessionOption = Annotated[str | None, typer.Option("--session", metavar="NAME", help=SESSION_HELP, show_default=False)]
 PullOption = Annotated[bool, typer.Option("--pull", help="Fetch the model without asking, if it is not here.")]
 
 
@@ -160,6 +162,9 @@ class EngineOptions:
     disk_space: Annotated[
         str | None, _engine("--disk-space", "Size of a file for idle conversations that RAM has no room for.", "SIZE")
     ] = None
+    cache_disk: Annotated[
+        str | None, _engine("--cache-disk", "Disk for conversations to go on with after a restart; 0: none.", "SIZE")
+    ] = None
     spill: Annotated[
         str | None, _engine("--spill", f"How what is in RAM is read while it is in use: {', '.join(SPILL)}.", "HOW")
     ] = None
@@ -181,7 +186,7 @@ class EngineOptions:
         """The engine settings in force. Raises UsageError."""
         names = (
             "max_seq_len", "rope_scaling", "max_num_seqs", "threads", "gpu_layers", "kv_type", "gpu_memory",
-            "swap_space", "disk_space", "spill", "prefetch_mode", "debug_kv",
+            "swap_space", "disk_space", "cache_disk", "spill", "prefetch_mode", "debug_kv",
         )  # fmt: skip
         flags = {name: getattr(self, name) for name in names}
         return load_config(flags, file=self.config)

@@ -7,6 +7,7 @@
     window of slot 0 | 17     | 4      | 9      |  -  | -  what the model reads and writes: a range of addresses
 
 validate    checks everything against everything
+keeping     pages that outlive the process: read while their conversation goes on, and taken in again
 forgetting  conversations that rest in the way of others
 manager     PageManager, what the scheduler talks to: open, append, commit, truncate, fork, bind, unbind, spill
 stats       figures
@@ -46,6 +47,7 @@ from pagedrun.kv.disk import DiskSpace
 from pagedrun.kv.forgetting import could_be_bound, first_in_the_way
 from pagedrun.kv.geometry import PageGeometry
 from pagedrun.kv.ids import ConversationId, FrameId, PageId, Tier
+from pagedrun.kv.keeping import Adopted, Held
 from pagedrun.kv.manager import PageManager
 from pagedrun.kv.policy import POLICIES
 from pagedrun.kv.prefetch import PREFETCH_MODES
@@ -61,6 +63,7 @@ __all__ = [
     "PREFETCH_MODES",
     "SPILL_MODES",
     "Account",
+    "Adopted",
     "BrokenInvariant",
     "Budget",
     "ConversationId",
@@ -69,6 +72,7 @@ __all__ = [
     "FrameError",
     "FrameId",
     "FrameStore",
+    "Held",
     "KvStats",
     "Mix",
     "Op",

@@ -74,7 +74,7 @@ class Meta:
     """What a file says of its conversation.
 
     snapshots: (tokens, bytes) of each, by tokens. name: it was saved under; the file's own name is what counts. model:
-    for people. created, saved: seconds since 1970. usage: figures of whoever saved it.
+    for people. created, saved: seconds since 1970. usage, note: figures and a text of whoever saved it.
     """
 
     identity: Identity
@@ -86,6 +86,7 @@ class Meta:
     created: int
     saved: int
     usage: Mapping[str, int]
+    note: str = ""
 
     @property
     def data_bytes(self) -> int:
@@ -105,6 +106,7 @@ class Meta:
             "created": self.created,
             "saved": self.saved,
             "usage": dict(self.usage),
+            "note": self.note,
         }
 
     @classmethod
@@ -120,6 +122,7 @@ class Meta:
             usage=usage,
             name=_text(raw["name"]),
             model=_text(raw["model"]),
+            note=_text(raw["note"]),
             **rest,
         )
         positions = [position for position, _ in snapshots]

@@ -26,8 +26,9 @@ class Contents:
     """A conversation to be saved.
 
     snapshots: (tokens, bytes) of recurrent states, by tokens. page: gives a page by its number, shape (frame_bytes,),
-    contiguous; snapshot: a state by its tokens; only those that have to be written are asked for. name, model, usage:
-    for people. created: seconds since 1970, or now.
+    contiguous; snapshot: a state by its tokens; only those that have to be written are asked for. ahead: is told the
+    numbers of these pages before, in order. name, model, usage: for people. note: text of whoever saves it. created:
+    seconds since 1970, or now.
     """
 
     identity: Identity
@@ -35,8 +36,10 @@ class Contents:
     page: Callable[[int], npt.NDArray[np.uint8]]
     snapshots: Sequence[tuple[int, int]] = ()
     snapshot: Callable[[int], Data] = _no_state
+    ahead: Callable[[Sequence[int]], None] = lambda numbers: None
     name: str = ""
     model: str = ""
+    note: str = ""
     usage: Mapping[str, int] = field(default_factory=dict)
     created: int | None = None
 
@@ -59,6 +62,7 @@ class Plan:
             snapshots=tuple(contents.snapshots),
             name=contents.name,
             model=contents.model,
+            note=contents.note,
             created=created,
             saved=now,
             usage=dict(contents.usage),
@@ -75,6 +79,7 @@ class Plan:
 
     def write(self, disk: Disk, fd: int, generation: int) -> Head:
         """Everything but the superblock, which is answered."""
+        self._contents.ahead([i for i in self._new if i < self.meta.n_pages])
         for i in self._new:
             data = self._page(i) if i < self.meta.n_pages else self._snapshot(i - self.meta.n_pages)
             disk.write(fd, data, int(self._table["offset"][i]))

@@ -182,7 +182,8 @@ class Session:
     def read_pages(self, first: int, out: Bytes) -> int:
         """Read pages from `first` on into `out`, shape (n, frame_bytes), contiguous; answers how many are good.
 
-        What lies in `out` behind those means nothing. An array from `aligned` is read into without a copy.
+        What lies in `out` behind those means nothing. An array from `aligned` is read into without a copy, and several
+        threads may do so at once.
         """
         n = max(min(len(out), self.good_pages - first), 0)
         rows = self.index.pages[first : first + n]
@@ -191,7 +192,7 @@ class Session:
             for i in range(begin, end):
                 if i - begin >= came or zlib.crc32(out[i].data) != rows["sum"][i]:
                     log.warning("%s: page %d is damaged; it is computed again", self.path.name, first + i)
-                    self.good_pages = first + i
+                    self.good_pages = min(self.good_pages, first + i)
                     return i
         return n
 

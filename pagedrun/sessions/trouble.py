@@ -1,7 +1,8 @@
-"""The ways in which durable sessions fail.
+"""The ways in which durable sessions fail: of the tree in `pagedrun.errors`.
 
 SessionError
 ├── SessionNotFoundError    there is no such file
+├── SessionInUseError       another process has it
 ├── DamagedSessionError     header or metadata are not as they were written, or it is no session file
 ├── OtherVersionError       the file is of another version of the format
 ├── OtherIdentityError      its pages mean nothing here; says what differs
@@ -15,18 +16,10 @@ import errno
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pagedrun.errors import PagedrunError
+from pagedrun.errors import SessionError, SessionNotFoundError
 
 if TYPE_CHECKING:
     from pagedrun.sessions.identity import Difference
-
-
-class SessionError(PagedrunError):
-    """A durable session cannot be saved or used."""
-
-
-class SessionNotFoundError(SessionError):
-    """There is no such file."""
 
 
 class DamagedSessionError(SessionError):
@@ -40,10 +33,11 @@ class OtherVersionError(SessionError):
 class OtherIdentityError(SessionError):
     """The file belongs to another model or other settings; `differences`: which parts, with both values."""
 
-    def __init__(self, path: Path, differences: tuple[Difference, ...]) -> None:
+    def __init__(self, path: Path, differences: tuple[Difference, ...], *, hint: str = "") -> None:
         super().__init__(
             f"{path.name} cannot be used here: " + "; ".join(map(str, differences)),
-            hint="use the model and the settings it was saved with; the text can be computed again from its tokens",
+            hint=hint
+            or "use the model and the settings it was saved with; the text can be computed again from its tokens",
         )
         self.differences = differences
 
@@ -69,3 +63,16 @@ def not_read(path: Path, error: OSError) -> SessionError:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return SessionNotFoundError(f"there is no {path.name} in {path.parent}")
     return SessionError(f"cannot read {path}: {error.strerror or error}")
+
+
+__all__ = [
+    "DamagedSessionError",
+    "NoRoomError",
+    "NotSavedError",
+    "OtherIdentityError",
+    "OtherVersionError",
+    "SessionError",
+    "SessionNotFoundError",
+    "not_read",
+    "not_saved",
+]

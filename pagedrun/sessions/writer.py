@@ -92,6 +92,7 @@ def copied(session: Session, *, name: str) -> Contents:
         snapshot=snapshot,
         name=name,
         model=meta.model,
+        note=meta.note,
         usage=meta.usage,
         created=meta.created,
     )

@@ -53,6 +53,11 @@ class PagedMemory:
         return max(int(self._manager.geometry.tokens_per_page), 1)
 
     @property
+    def manager(self) -> PageManager:
+        """Of its pages; for the engine's thread."""
+        return self._manager
+
+    @property
     def max_tokens(self) -> int:
         """As many as there are frames for."""
         return min(self._runner.limits.max_seq_len, self._settings.max_tokens, self._manager.max_tokens)

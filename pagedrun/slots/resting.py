@@ -9,7 +9,7 @@ Where memory is short they are forgotten, the one that was used longest ago firs
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -33,11 +33,14 @@ class Resting:
     """The conversations of a manager that rest.
 
     worth: tokens that are worth being kept: a prompt that has fewer in common with a conversation begins anew, and who
-    branches off by fewer before its end takes it over.
+    branches off by fewer before its end takes it over. rested: is told who came to rest. spare: asked first where
+    memory is short: gives back what is used for work that can wait; answers whether there was any.
     """
 
     def __init__(self, manager: PageManager, *, can_rewind: bool, worth: int) -> None:
         self.index = PrefixCache(manager.index)
+        self.rested: Callable[[ConversationId], None] = lambda conversation: None
+        self.spare: Callable[[], bool] = lambda: False
         self._manager = manager
         self._can_rewind = can_rewind
         self._worth = max(worth, 1)
@@ -85,12 +88,16 @@ class Resting:
         self._manager.lay_down(conversation)
         while not self._manager.index.settle() and self.forget_one(all_of_it=True):
             pass  # swap_space has no room for what finds them
+        if conversation in self.index:
+            self.rested(conversation)
 
     def forget_one(self, *, all_of_it: bool = False, but: ConversationId | None = None) -> bool:
         """Forget the oldest one whose going makes room on the device, if any does. all_of_it: just the oldest one."""
         manager = self._manager
         if not all_of_it and not manager.is_crowded:
             return False
+        if self.spare():
+            return True
         others = (c for c in self.index if c != but)
         victim = next(others, None) if all_of_it else first_in_the_way(manager, others)
         if victim is None:

@@ -88,12 +88,12 @@ def _row(one: _Listed) -> tuple[str, ...]:
         one.quantization or "-",
         count(one.context) if one.context else "-",
         TITLES[one.entry.place],
-        _ago(one.entry.last_used),
+        ago(one.entry.last_used),
         "damaged" if one.problem else _FITS[one.fit.where] if one.is_model else "-",
     )
 
 
-def _ago(when: float | None) -> str:
+def ago(when: float | None) -> str:
     """How long ago, in one unit; after a month, the day."""
     from pagedrun.units import count
 

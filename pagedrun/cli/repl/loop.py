@@ -56,6 +56,7 @@ class Chat:
             except PagedrunError as e:
                 console.show_error(e)
                 self._remember(CUT_OFF if isinstance(e, ContextLengthError) else e.exit_code)
+        self._save_session()
         return 0 if self._reader.interactive else self._problem
 
     def _leaves(self, line: str) -> bool:
@@ -92,8 +93,19 @@ class Chat:
             raise said.error or EngineError("the answer did not end")
         self.state.stats.add(said.finished)
         self._keep(conversation, question, said, said.finished.reason)
+        if self.state.keeps is not None:
+            self.state.keeps.save(self.state.conversation, [*request.prompt, *answer.tokens])
         if said.interrupted and not self._reader.interactive:
             raise KeyboardInterrupt
+
+    def _save_session(self) -> None:
+        if self.state.keeps is None:
+            return
+        try:
+            self.state.keeps.finish(self.state.conversation)
+        except PagedrunError as e:
+            console.show_error(e)
+            self._remember(e.exit_code)
 
     def _keep(self, conversation: Conversation, question: str, said: Said, end: FinishReason) -> None:
         if end is FinishReason.CANCELLED and not (said.content or said.reasoning):

@@ -17,6 +17,7 @@ from pagedrun.cli.repl.stats import Stats
 
 if TYPE_CHECKING:
     from pagedrun.chat import RenderedChat
+    from pagedrun.cli.sessions.kept import Kept
     from pagedrun.request import GenerationRequest
     from pagedrun.service import Service
 
@@ -26,6 +27,7 @@ class ChatState:
     """The conversation, the settings, the speeds, and the model that answers.
 
     saved_as: the file this conversation was saved to or loaded from. confirm: asks yes or no; None: nobody is there.
+    keeps: the session that it is saved to by itself; None: there is none.
     """
 
     service: Service
@@ -35,6 +37,7 @@ class ChatState:
     stats: Stats = field(default_factory=Stats)
     saved_as: Path | None = None
     confirm: Callable[[str], bool] | None = None
+    keeps: Kept | None = None
 
     @property
     def context_size(self) -> int:

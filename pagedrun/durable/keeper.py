@@ -1,0 +1,329 @@
+"""The engine's side of durable conversations: what is saved when, and what is restored for whom.
+
+    comes to rest, with MIN_TOKENS or more      an automatic entry, in the background, one at a time
+    a prompt that begins like a file            waits until it is restored, if that is faster than computing it
+    memory is short                             saves and restores under way give up theirs first
+    the end                                     what is not saved yet is
+
+Everything here runs on the engine's thread; `call` brings work of other threads there. What is restored rests, and is
+found by its tokens like all that rests: a file can make a prompt faster, and nothing else. One that is damaged, or of
+another model, is of no use, and that is all.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pagedrun.durable.loading import Loading
+from pagedrun.durable.rates import Speeds
+from pagedrun.durable.saving import Call, Saving
+from pagedrun.durable.stored import Key, Stored, StoredIndex, common_prefix
+from pagedrun.errors import PagedrunError
+from pagedrun.kv import ConversationId, Held, PageManager, Snapshot
+from pagedrun.kv.keeping import Bytes
+from pagedrun.kv.store import FrameStore
+from pagedrun.sessions import Contents, Identity, Mark, NotSavedError, SessionFolder
+from pagedrun.sessions.trouble import DamagedSessionError, OtherIdentityError, OtherVersionError, SessionNotFoundError
+from pagedrun.slots.resting import Resting
+
+log = logging.getLogger(__name__)
+
+MIN_TOKENS = 512  # of a conversation that gets an automatic entry
+GAIN = 16  # tokens less to compute, for which a file is looked at
+NEWEST = 2  # recurrent states that are saved in any case: of the last answer's beginning and of its end
+QUARTERS = (0.75, 0.5, 0.25)  # of a conversation, before which one more is saved each, if pages take more than they do
+
+_USELESS = (SessionNotFoundError, DamagedSessionError, OtherVersionError, OtherIdentityError)
+
+#: What was wrong with a save; None: nothing.
+Told = Callable[["PagedrunError | None"], None]
+
+
+@dataclass(slots=True)
+class _Wish:
+    """A named session to be saved. tokens: of the prompt and its answer."""
+
+    name: str
+    tokens: Sequence[int]
+    note: str
+    told: Told
+
+
+@dataclass(slots=True)
+class KeeperStats:
+    """Conversations and tokens since the start. skipped: restores that computing was faster than."""
+
+    saved: int = 0
+    failed: int = 0
+    restored: int = 0
+    restored_tokens: int = 0
+    restored_bytes: int = 0
+    restored_s: float = 0.0
+    skipped: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Keeper:
+    """See the module. automatic: whether entries are made that nobody asked for. model: its name, for people."""
+
+    manager: PageManager
+    store: FrameStore
+    resting: Resting
+    folder: SessionFolder
+    identity: Identity
+    call: Call
+    can_rewind: bool
+    model: str = ""
+    automatic: bool = True
+    budget: int = 0
+    min_tokens: int = MIN_TOKENS
+    speeds: Speeds = field(default_factory=Speeds)
+    stats: KeeperStats = field(default_factory=KeeperStats)
+    stored: StoredIndex = field(init=False)
+    _wishes: list[_Wish] = field(init=False, default_factory=list)
+    _unsaved: dict[ConversationId, None] = field(init=False, default_factory=dict)
+    _saving: Saving | None = field(init=False, default=None)
+    _loading: dict[Key, Loading] = field(init=False, default_factory=dict)
+    _short: bool = field(init=False, default=False)  # of memory, since the last one came to rest
+
+    def __post_init__(self) -> None:
+        self.stored = StoredIndex(self.folder, self.identity)
+        if self.budget:
+            self.stored.scan()
+        self.resting.rested = self.rested
+        self.resting.spare = self.spare
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is under way."""
+        return self._saving is not None or bool(self._loading) or bool(self._wishes)
+
+    # saving
+
+    def rested(self, conversation: ConversationId) -> None:
+        """A conversation has come to rest."""
+        self._unsaved.pop(conversation, None)
+        if self.automatic and self.budget and self.manager.length(conversation) >= self.min_tokens:
+            self._unsaved[conversation] = None
+        self._short = False
+        self._next()
+
+    def save(self, name: str, tokens: Sequence[int], note: str, told: Told) -> None:
+        """Save what rests and begins with these tokens as a named session, with a text."""
+        self._wishes.append(_Wish(name, tokens, note, told))
+        self._next()
+
+    def close(self) -> None:
+        """Save what is not saved yet; restores are given up. It goes on while `busy`."""
+        for load in self._loading.values():
+            load.stop()
+        self._short = False
+        self._next()
+
+    # restoring
+
+    def register(self, key: Key, tokens: Sequence[int], snapshots: Sequence[int], mark: Mark) -> None:
+        """A file that prompts may go on from, and that saves of this name go on in."""
+        self.stored.add(key, tokens, snapshots, mark)
+
+    def awaits(self, request: int, tokens: Sequence[int], ready: Callable[[], None]) -> bool:
+        """Whether a request should wait for a conversation that is on disk; `ready` is called when it need not."""
+        found = self.stored.find(tokens)
+        if found is None:
+            return False
+        entry, common = found
+        n = entry.usable(min(common, len(tokens) - 1), can_rewind=self.can_rewind)
+        there = self.resting.find(tokens, ())
+        gain = n - (there.n if there else 0)
+        if gain < GAIN:
+            return False
+        if not self.speeds.pays(gain, self._bytes(n)):
+            self.stats.skipped += 1
+            return False
+        load = self._loading.get(entry.key)
+        if load is None:
+            source, pages = (self.folder, entry.key, self.identity), (self.manager, self.store)
+            load = Loading(source, list(tokens[:n]), pages, self.call, self._loaded, can_rewind=self.can_rewind)
+            self._loading[entry.key] = load
+        load.waiting[request] = ready
+        return True
+
+    def forget(self, request: int) -> bool:
+        """A request need not be served any more; whether it was waiting here."""
+        return any(load.waiting.pop(request, None) is not None for load in list(self._loading.values()))
+
+    def spare(self) -> bool:
+        """Memory is short: give back what saves and restores keep others from using; whether there was any."""
+        stopped = [load.stop() for load in self._loading.values()]  # each of them
+        gave = any(stopped)
+        if self._saving is not None and self._saving.held is not None and not self._saving.held.released:
+            self._saving.release()
+            self._short = gave = True
+        return gave
+
+    # inside
+
+    def _next(self) -> None:
+        while self._saving is None:
+            if self._wishes:
+                self._begin_named(self._wishes.pop(0))
+            elif self._unsaved and not self._short:
+                self._begin_automatic()
+            else:
+                return
+
+    def _begin_named(self, wish: _Wish) -> None:
+        key: Key = ("named", wish.name)
+        found, entry = self.resting.index.find(wish.tokens), self.stored.get(key)
+        n = 0 if found is None else min(found[1], self.manager.length(found[0]))
+        kept = common_prefix(self.stored.tokens(key), wish.tokens) if entry else 0
+
+        def done(saving: Saving) -> None:
+            self._saved(saving, tokens, states)
+            wish.told(saving.error)
+
+        held, states = None, list[Snapshot]()
+        mark = entry.mark if entry else None
+        if entry is not None and kept > n:  # memory has less of it than the file
+            tokens = list(wish.tokens[:kept])
+            snapshots = [(p, b) for p, b in self._in_file(entry) if p <= kept]
+        else:
+            tokens = list(wish.tokens[:n])
+            try:
+                held = None if found is None or not n else self._hold(found[0], n)
+            except LookupError as e:
+                wish.told(NotSavedError(f"{wish.name} was not saved: {e}"))
+                return
+            states = self._states(found[0], n) if found is not None else []
+            snapshots = [(s.position, s.nbytes) for s in states]
+        self._begin(key, self._contents(tokens, snapshots, states, name=wish.name, note=wish.note), held, mark, done)
+
+    def _begin_automatic(self) -> None:
+        conversation = next(iter(self._unsaved))
+        del self._unsaved[conversation]
+        if conversation not in self.resting.index:
+            return  # it goes on, or was forgotten
+        tokens = self.resting.index.tokens(conversation)[: self.manager.length(conversation)]
+        if len(tokens) < self.min_tokens or self._bytes(len(tokens)) > self.budget:
+            return
+        states = self._states(conversation, len(tokens))
+        there = self.stored.find(tokens)
+        if there is not None and there[1] == len(tokens):
+            return  # all of it is on disk
+        before = self.stored.continued_by(tokens)
+        key: Key = before[0].key if before else ("cache", uuid.uuid4().hex)
+        try:
+            held = self._hold(conversation, len(tokens))
+        except LookupError:
+            return
+        contents = self._contents(tokens, [(s.position, s.nbytes) for s in states], states)
+        mark = before[0].mark if before else None
+        self._begin(key, contents, held, mark, lambda saving: self._saved(saving, tokens, states))
+
+    def _begin(
+        self, key: Key, contents: Contents, held: Held | None, mark: Mark | None, done: Callable[[Saving], None]
+    ) -> None:
+        def ended(saving: Saving) -> None:
+            saving.release()
+            self._saving = None
+            done(saving)
+            self._next()
+
+        self._saving = Saving(self.folder, key, contents, held, mark, self.call, ended)
+
+    def _saved(self, saving: Saving, tokens: Sequence[int], states: Sequence[Snapshot]) -> None:
+        if saving.mark is None:
+            self.stats.failed += 1
+            log.debug("%s was not saved: %s", saving.key[1], saving.error)
+            return
+        self.stats.saved += 1
+        self.stored.add(saving.key, tokens, [p for p, _ in saving.contents.snapshots], saving.mark)
+
+    def _loaded(self, load: Loading) -> None:
+        del self._loading[load.key]
+        try:
+            conversation = load.adopted.end() if load.adopted is not None else None
+            if conversation is not None:
+                self._take_in(conversation, load)
+            entry = self.stored.get(load.key)
+            if entry is not None and load.mark is not None:
+                entry.mark = load.mark
+            if load.error is not None:
+                log.info("%s is not used: %s", load.key[1], load.error.message)
+                if isinstance(load.error, _USELESS):
+                    self.stored.remove(load.key)
+        finally:
+            for ready in load.waiting.values():
+                ready()
+
+    def _take_in(self, conversation: ConversationId, load: Loading) -> None:
+        manager, n = self.manager, self.manager.length(conversation)
+        if not self.can_rewind:
+            usable = [(p, data) for p, data in load.states if p <= n]
+            n = max((p for p, _ in usable), default=0)
+            manager.truncate(conversation, n)
+            for position, data in usable:
+                manager.snapshots.add(conversation, position, bytes(data), len(data))
+            n = n if manager.snapshots.last_before(conversation, n) else 0
+        if not n:
+            manager.free(conversation)
+            return
+        self.stats.restored += 1
+        self.stats.restored_tokens += n
+        self.stats.restored_bytes += load.n_bytes
+        self.stats.restored_s += load.seconds
+        self.speeds.restored(load.n_bytes, load.seconds)
+        self.resting.add(conversation, load.tokens[:n])
+
+    def _hold(self, conversation: ConversationId, n_tokens: int) -> Held:
+        return Held(self.manager, self.store, conversation, n_tokens)
+
+    def _states(self, conversation: ConversationId, n_tokens: int) -> list[Snapshot]:
+        """The recurrent states to be saved, by tokens: to go on from, and, where pages are damaged, to go back to."""
+        there = [s for s in self.manager.snapshots.of(conversation) if s.position <= n_tokens]
+        chosen, left = there[-NEWEST:], self._bytes(n_tokens)
+        for part in QUARTERS:
+            before = [s for s in there if s.position <= n_tokens * part]
+            left -= before[-1].nbytes if before else 0
+            if before and left >= 0 and before[-1] not in chosen:
+                chosen.append(before[-1])
+        return sorted(chosen, key=lambda s: s.position)
+
+    def _in_file(self, entry: Stored) -> list[tuple[int, int]]:
+        """(tokens, bytes) of the states of a file; none where it cannot be read."""
+        try:
+            meta = self.folder.show(entry.key[1], entry.key[0]).meta
+        except PagedrunError:
+            return []
+        return list(meta.snapshots) if meta else []
+
+    def _contents(
+        self,
+        tokens: Sequence[int],
+        snapshots: Sequence[tuple[int, int]],
+        states: Sequence[Snapshot],
+        *,
+        name: str = "",
+        note: str = "",
+    ) -> Contents:
+        data = {s.position: s.data for s in states}
+        return Contents(
+            identity=self.identity,
+            tokens=tokens,
+            page=_no_page,
+            snapshots=snapshots,
+            snapshot=data.__getitem__,
+            name=name,
+            model=self.model,
+            note=note,
+        )
+
+    def _bytes(self, n_tokens: int) -> int:
+        return self.identity.geometry.pages_for(n_tokens) * self.identity.frame_bytes
+
+
+def _no_page(number: int) -> Bytes:
+    raise KeyError(number)

@@ -1,0 +1,316 @@
+"""Conversations that outlive the process, over a fake runner that computes from what its pages really hold."""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pagedrun.durable import Keeper
+from pagedrun.engine import Call, Cancel
+from pagedrun.kv import validate
+from pagedrun.request import FinishReason, RequestId
+from pagedrun.sessions import Disk, Identity, Session, SessionFolder
+from tests.paged_fakes import PagedEngine, end, expected, reason, text
+
+IDENTITY = Identity(model="m", kv_type_k="f16", kv_type_v="f16", page_bytes=24, row_bytes=4, n_stripes=2)
+LONG = "the quick brown fox jumps over "
+
+
+class Durable(PagedEngine):
+    """With a keeper. Calls of its threads are carried out between steps, as the engine's thread does it."""
+
+    def __init__(self, root: Path, *, disk: Disk | None = None, identity: Identity = IDENTITY, **more: object) -> None:
+        super().__init__(**{"device": 24, "host": 12} | more)  # type: ignore[arg-type]
+        self.keeper = self.engine.keeper = Keeper(
+            self.manager,
+            self.store,
+            self.slots.resting,
+            SessionFolder(root, 1 << 20, disk=disk),
+            identity,
+            call=lambda work: self.engine.inbox.put(Call(work)),
+            can_rewind=self.runner.can_rewind,
+            budget=1 << 20,
+            min_tokens=12,
+        )
+
+    def check(self) -> None:
+        validate(self.manager)
+
+    def pump(self) -> None:
+        """Until nothing is saved or restored any more."""
+        while self.keeper.busy or not self.engine.inbox.empty():
+            self.engine._carry_out(self.engine.inbox.get(timeout=20))
+            self.check()
+
+    def finish(self) -> None:
+        self.pump()
+        super().finish()
+
+    def end(self) -> None:
+        """As at the end of the engine's thread."""
+        self.engine._keep_the_rest()
+        validate(self.manager)
+
+    def cached(self, prompt: str, n: int = 6) -> int:
+        """What of a prompt did not have to be computed; the answer is right."""
+        events = self.submit(prompt, n)
+        self.finish()
+        assert text(events) == expected(prompt, n)
+        return end(events).usage.cached_tokens
+
+
+@pytest.fixture(autouse=True)
+def small_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagedrun.durable.keeper.GAIN", 4)
+    monkeypatch.setattr("pagedrun.durable.saving.PIECE", 100)
+    monkeypatch.setattr("pagedrun.durable.loading.PIECE", 100)
+
+
+def files(root: Path) -> list[Path]:
+    return sorted((root / "cache").glob("*.kv"))
+
+
+@pytest.mark.parametrize("can_rewind", [True, False])
+def test_a_conversation_goes_on_in_another_process(tmp_path: Path, can_rewind: bool) -> None:
+    first = Durable(tmp_path, can_rewind=can_rewind)
+    answer = first.ask(LONG)
+    first.pump()
+    assert len(files(tmp_path)) == 1
+    second = Durable(tmp_path, can_rewind=can_rewind)
+    assert second.cached(LONG + answer + "!?") == len(LONG + answer) - 1  # the answer's last token was not computed
+    assert second.runner.computed == 3 + 5
+    assert second.keeper.stats.restored == 1
+
+
+@pytest.mark.parametrize("can_rewind", [True, False])
+def test_what_goes_on_is_appended_to_its_file(tmp_path: Path, can_rewind: bool) -> None:
+    engine = Durable(tmp_path, can_rewind=can_rewind)
+    history = LONG
+    for _ in range(3):
+        history += engine.ask(history) + " so"
+        engine.pump()
+    assert len(files(tmp_path)) == 1 and engine.keeper.stats.saved == 3
+    with Session(files(tmp_path)[0]) as session:
+        assert bytes(session.tokens.tolist()).decode() == history[: session.meta.n_tokens]
+        assert session.meta.n_tokens == len(history) - 4
+    again = Durable(tmp_path, can_rewind=can_rewind)
+    assert again.cached(history, 2) == len(history) - 4
+
+
+def test_a_prompt_that_branches_off_gets_what_they_have_in_common(tmp_path: Path) -> None:
+    first = Durable(tmp_path)
+    first.ask(LONG)
+    first.end()
+    second = Durable(tmp_path)
+    assert second.cached(LONG[:20] + "another way") == 20
+    second.end()
+    assert len(files(tmp_path)) == 2
+
+
+def test_the_end_saves_what_is_not_saved(tmp_path: Path) -> None:
+    engine = Durable(tmp_path)
+    engine.keeper.automatic = False
+    engine.ask(LONG)
+    engine.keeper.automatic = True
+    for prompt in ("abcdefghijklmnop", "0123456789012345", "short"):
+        engine.submit(prompt)
+    while not engine.scheduler.idle:
+        engine.turn()
+    engine.end()
+    assert len(files(tmp_path)) == 2  # not the short one
+    again = Durable(tmp_path)
+    assert again.cached("abcdefghijklmnop?") == 16
+    assert again.cached("0123456789012345?") == 16
+
+
+def test_others_go_on_while_one_is_saved(tmp_path: Path) -> None:
+    """The writer is stopped in the middle: conversations are computed, and the saved one is cut and goes on."""
+    gate = threading.Event()
+
+    class Slow(Disk):
+        def sync(self, fd: int) -> None:
+            assert gate.wait(20)
+
+    engine = Durable(tmp_path, disk=Slow())
+    answer = engine.ask(LONG)
+    assert engine.keeper.busy
+    follow_up = LONG + answer[:3] + " other"
+    events = [engine.submit("something else"), engine.submit(follow_up)]
+    while not engine.scheduler.idle:
+        engine.turn()
+        with_calls(engine)
+    assert [text(e) for e in events] == [expected("something else"), expected(follow_up)]
+    gate.set()
+    engine.pump()
+    found = {bytes(Session(path).tokens.tolist()).decode() for path in files(tmp_path)}
+    assert any(f.startswith(LONG) for f in found)
+    for tokens in found:  # whatever was saved is right
+        again = Durable(tmp_path)
+        assert again.cached(tokens + "?") == len(tokens)
+
+
+def with_calls(engine: Durable) -> None:
+    while True:
+        try:
+            engine.engine._carry_out(engine.engine.inbox.get_nowait())
+        except queue.Empty:
+            return
+
+
+def damage(path: Path, page: int) -> None:
+    with Session(path) as session:
+        offset = int(session.index.pages["offset"][page])
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 4]))
+
+
+@pytest.mark.parametrize("can_rewind", [True, False])
+@pytest.mark.parametrize("page", [0, 3, 5])
+def test_a_damaged_page_and_what_follows_it_is_computed_again(tmp_path: Path, page: int, can_rewind: bool) -> None:
+    first = Durable(tmp_path, can_rewind=can_rewind)
+    answer = first.ask(LONG)
+    first.end()
+    damage(files(tmp_path)[0], page)
+    second = Durable(tmp_path, can_rewind=can_rewind)
+    cached = second.cached(LONG + answer + "!")
+    assert cached == page * 6 if can_rewind else cached <= page * 6
+    second.end()
+    third = Durable(tmp_path, can_rewind=can_rewind)
+    whole = LONG + answer + "!"
+    assert third.cached(whole + expected(whole)[:-1] + "?") == len(whole) + 5  # the file is whole again
+
+
+@pytest.mark.parametrize("how", ["gone", "truncated", "other model", "other version", "nonsense"])
+def test_a_file_of_no_use_costs_nothing_but_computing(tmp_path: Path, how: str) -> None:
+    first = Durable(tmp_path)
+    first.ask(LONG)
+    first.end()
+    (path,) = files(tmp_path)
+    before = path.read_bytes()
+    identity = IDENTITY
+    if how == "truncated":
+        path.write_bytes(before[: len(before) // 2])
+    elif how == "nonsense":
+        path.write_bytes(bytes(len(before)))
+    elif how == "other model":
+        identity = Identity(**IDENTITY.to_json() | {"model": "another"})  # type: ignore[arg-type]
+    second = Durable(tmp_path, identity=identity)
+    if how == "gone":
+        path.unlink()
+    elif how == "other version":
+        path.write_bytes(b"PgdRunKV" + bytes(len(before)))
+    assert second.cached(LONG + "?") == 0
+
+
+def test_what_is_faster_to_compute_is_not_restored(tmp_path: Path) -> None:
+    first = Durable(tmp_path)
+    first.ask(LONG)
+    first.end()
+    second = Durable(tmp_path)
+    second.keeper.speeds.read, second.keeper.speeds.prompt = 1.0, 1e6
+    assert second.cached(LONG + "?") == 0
+    assert second.keeper.stats.skipped == 1
+    second.forget_all()
+    second.keeper.speeds.prompt = 0.01
+    assert second.cached(LONG + "?") > 30
+
+
+def test_a_request_can_be_cancelled_while_its_conversation_comes(tmp_path: Path) -> None:
+    first = Durable(tmp_path)
+    first.ask(LONG)
+    first.end()
+    second = Durable(tmp_path)
+    events = second.submit(LONG + "?")
+    assert second.scheduler.idle and second.keeper.busy
+    second.engine._carry_out(Cancel(RequestId(0)))
+    assert reason(events) is FinishReason.CANCELLED
+    second.pump()
+    assert second.scheduler.idle
+    assert second.cached(LONG + "?") > 30  # it came all the same
+
+
+def test_two_that_wait_for_the_same(tmp_path: Path) -> None:
+    first = Durable(tmp_path)
+    first.ask(LONG)
+    first.end()
+    second = Durable(tmp_path)
+    events = [second.submit(LONG + "?"), second.submit(LONG + "!")]
+    second.finish()
+    assert [text(e) for e in events] == [expected(LONG + "?"), expected(LONG + "!")]
+    assert second.keeper.stats.restored == 1
+    assert max(end(e).usage.cached_tokens for e in events) == 31
+
+
+@pytest.mark.parametrize(("device", "host"), [(6, 0), (4, 2), (4, 8)])
+@pytest.mark.parametrize("can_rewind", [True, False])
+def test_little_memory(tmp_path: Path, device: int, host: int, can_rewind: bool) -> None:
+    """Saves and restores where there is hardly room for one conversation: answers are right, whatever is kept."""
+    prompts = ["abcdefghijklm", "nopqrstuvwxyz", "abcdefghijklmNOP", "0123456789"]
+    for _ in range(3):
+        engine = Durable(tmp_path, device=device, host=host, can_rewind=can_rewind)
+        for prompt in prompts:
+            engine.cached(prompt, 4)
+        engine.end()
+        assert engine.used()[0] <= device
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_copies_that_are_late(tmp_path: Path, seed: int) -> None:
+    """The store copies and clears frames when it likes, and nobody reads or writes one before."""
+    for can_rewind in (True, False):
+        root = tmp_path / str(can_rewind)
+        for _ in range(2):
+            engine = Durable(root, device=8, host=6, can_rewind=can_rewind, seed=seed)
+            for prompt in ("abcdefghijklmnopq", "ABCDEFGHIJKLMNOPQ", "abcdefghijklmnopq and so", "xyzxyzxyzxyzxyz"):
+                engine.cached(prompt, 5)
+            engine.end()
+
+
+def test_named(tmp_path: Path) -> None:
+    """A text, and the conversation that belongs to it; saved again where memory has less of it than the file."""
+    engine = Durable(tmp_path)
+    engine.keeper.automatic = False
+    answer = engine.ask(LONG)
+    told: list[object] = []
+    save = functools.partial(engine.keeper.save, "one", list((LONG + answer).encode()))
+    save("note 1", told.append)
+    engine.pump()
+    assert told == [None] and not files(tmp_path)
+    path = tmp_path / "named" / "one.kv"
+    with Session(path, IDENTITY) as session:
+        assert (session.meta.note, session.meta.n_tokens) == ("note 1", len(LONG) + 5)
+    engine.forget_all()
+    save("note 2", told.append)
+    engine.pump()
+    with Session(path, IDENTITY) as session:
+        assert (session.meta.note, session.meta.n_tokens) == ("note 2", len(LONG) + 5)
+        assert session.check().whole
+        index = session.index
+    again = Durable(tmp_path)
+    again.keeper.automatic = False
+    again.keeper.register(("named", "one"), index.tokens.astype(int).tolist(), (), index.mark)
+    assert again.cached(LONG + answer + "?") == len(LONG) + 5
+    assert told == [None, None]
+
+
+def test_a_named_session_that_cannot_be_saved_says_so(tmp_path: Path) -> None:
+    class Full(Disk):
+        def write(self, fd: int, data: memoryview, offset: int) -> None:
+            raise OSError(28, "No space left on device")
+
+    engine = Durable(tmp_path, disk=Full())
+    engine.ask(LONG)
+    told: list[Callable[..., object]] = []
+    engine.keeper.save("one", list(LONG.encode()), "", told.append)  # type: ignore[arg-type]
+    engine.pump()
+    assert "the disk is full" in str(told[0])
+    assert not list((tmp_path / "named").iterdir())
+    assert engine.cached(LONG + "?") == 31

@@ -154,7 +154,7 @@ def speeds(all_kinds: list[Kind], together: dict[str, int], args: argparse.Names
                 for name in list(sides)[:: 1 if i % 2 else -1]:
                     many = together[name] if n == ALL else int(n)
                     if many <= together[name]:
-                        seconds = decode(sides[name], many, n_steps)
+                        seconds = decode(sides[name], many, n_steps, args.clock)
                         taken[name].setdefault(str(n), []).append(seconds / many)
         return {"steps": n_steps - WARM, "seconds": taken}
 
@@ -164,14 +164,14 @@ def steps(args: argparse.Namespace) -> int:
     return int(args.tokens - args.common - OWN) // (len(COUNTS) + 1) // args.rounds
 
 
-def decode(side: Many, n: int, n_steps: int) -> float:
+def decode(side: Many, n: int, n_steps: int, clock: Callable[[], float]) -> float:
     """Seconds of a step in which the first `n` conversations go on by a token each."""
-    began = time.perf_counter()
+    began = clock()
     for i in range(n_steps):
         if i == WARM:
-            began = time.perf_counter()
+            began = clock()
         side.step({s: (100 + (s * 31 + i) % 1000,) for s in range(n)})
-    return (time.perf_counter() - began) / (n_steps - WARM)
+    return (clock() - began) / (n_steps - WARM)
 
 
 def table(counts: dict[str, dict[str, Any]], taken: dict[str, dict[str, list[float]]]) -> list[dict[str, Any]]:
@@ -233,6 +233,8 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=0)
     args = parser.parse_args()
     args.page_size = args.page_size or 128
+    alone = args.gpu or args.threads != 1  # one thread's time does not depend on who else works here
+    args.clock = time.perf_counter if alone else time.process_time
     if steps(args) <= WARM:
         parser.error(f"--tokens has to be more, by {OWN + (len(COUNTS) + 1) * args.rounds * (WARM + 1)}, than --common")
     kept = bench.Kept(f"concurrency-{args.name}")
@@ -251,8 +253,9 @@ def main() -> int:
     notes = [
         f"{args.model.name}, f16; {args.budget:g} GiB for {model.token_bytes:,.0f} bytes of KV per token{state}",
         f"conversations of {args.tokens:,} tokens, in slots or windows of {args.slot:,}; alike: the first "
-        f"{args.common:,} are the same; pages of about {args.page_size} tokens, of which conversations are whole ones",
-        f"{args.rounds} rounds in turn, {speed['steps']} steps each, medians; all: with as many as run together",
+        f"{args.common:,} are the same; pages of about {args.page_size} tokens",
+        f"{args.rounds} rounds in turn, {speed['steps']} steps each, medians; all: with as many as run together"
+        + ("" if alone else "; seconds of CPU time, of one thread"),
         *(f"{name}: one more is refused: {found['why']}" for name, found in counts.items()),
         *(f"below the floor: {what}" for what in below),
         kept.note,

@@ -260,7 +260,7 @@ def _forced(
         if n <= 0:
             break
         context.batch.fill(StepPlan((Chunk(Slot(0), at, tuple(tokens[at : at + n]), sample=True),)))
-        context.batch._logits[:n] = 1
+        context.batch._logits[max(n_prompt - 1 - at, 0) : n] = 1
         context.decode()
         found += [context.logits(i).copy() for i in range(n) if at + i >= n_prompt - 1]
         at += n

@@ -7,6 +7,7 @@ known of pages is checked before and after every step.
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import threading
 import time
@@ -34,10 +35,12 @@ MIB = 1 << 20
 @dataclass(frozen=True, kw_only=True)
 class Weather:
     """at_once: people that ask, each one request at a time. longest: tokens of a conversation. fit: of such, for how
-    many the device has pages, and RAM; the file has room for as many too.
+    many the device has pages, and RAM; the file has room for as many too. It ends after so many seconds, or answers.
+    every: seconds between two looks at the memory.
     """
 
-    seconds: float
+    seconds: float = math.inf
+    answers: float = math.inf
     at_once: int = 6
     slots: int = 4
     longest: int = 384
@@ -104,10 +107,12 @@ def soak(path: Path, weather: Weather, say: Any = lambda text: None) -> Soaked:
         began = time.perf_counter()
         for one in people:
             one.start()
-        while (now := time.perf_counter() - began) < weather.seconds and not found.errors:
+        while not (found.errors or stop.wait(weather.every)):
+            now, n = time.perf_counter() - began, sum(found.ends.values())
             found.memory.append((now, own_memory()))
-            say(f"{now:.0f} s: {sum(found.ends.values())} answers, {found.memory[-1][1] / MIB:.1f} MiB")
-            stop.wait(weather.every)
+            say(f"{now:.0f} s: {n} answers, {found.memory[-1][1] / MIB:.1f} MiB")
+            if now >= weather.seconds or n >= weather.answers:
+                break
         stop.set()
         for one in people:
             one.join()

@@ -21,7 +21,7 @@ def test_all_end_in_turn_and_as_if_alone(model: str, request: pytest.FixtureRequ
     assert not run.failed and [len(a) for a in run.answers] == [CROWD.answer] * CROWD.n
     assert sorted(run.admitted) == sorted(run.ended) == list(range(CROWD.n))
     assert run.overtaken <= CROWD.slots
-    assert run.pauses and run.kv is not None and run.kv.evictions
+    assert run.kv is not None and (run.pauses or run.kv.evictions)
     assert run.kv.device.n_bytes + run.kv.buffer_bytes <= run.budget
     verdict = judge(path, run.prompts, run.answers)
     assert verdict.good and verdict.differ > 0, verdict

@@ -1,4 +1,4 @@
-"""Random traffic for some seconds: a sample of what scripts/soak.py does for hours."""
+"""Random traffic for a while: a sample of what scripts/soak.py does for hours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.real
 @pytest.mark.parametrize("model", ["smollm2", "tiny_hybrid"])
 def test_nothing_breaks_and_nothing_is_left(model: str, request: pytest.FixtureRequest) -> None:
     path: Path = request.getfixturevalue(model)
-    found = soak(path, Weather(seconds=10, every=0.25))
+    found = soak(path, Weather(answers=50, longest=256, fit=2, every=0.1))
     assert not found.errors
     assert set(found.asked) == set(KINDS)
     assert found.cached

@@ -176,7 +176,8 @@ class PagedMemory:
             return
         conversation, settings, snapshots = self._of[slot], self._settings, self._manager.snapshots
         position = self._manager.length(conversation)
-        if position and (data := self._runner.snapshot(slot)):
+        new = snapshots.last_before(conversation, position) < position
+        if new and (data := self._runner.snapshot(slot)):
             snapshots.add(conversation, position, data, len(data), place)
             snapshots.thin(conversation, least=settings.snapshots_apart, most=settings.snapshot_interval)
 

@@ -6,18 +6,20 @@ import functools
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pagedrun.durable import Keeper
 from pagedrun.engine import Call, Cancel
-from pagedrun.kv import validate
+from pagedrun.kv import SpillSettings, validate
 from pagedrun.request import FinishReason, RequestId
 from pagedrun.sessions import Disk, Identity, Session, SessionFolder
-from tests.paged_fakes import PagedEngine, end, expected, reason, text
+from tests.paged_fakes import STAGED, PagedEngine, end, expected, reason, text
 
 IDENTITY = Identity(model="m", kv_type_k="f16", kv_type_v="f16", page_bytes=24, row_bytes=4, n_stripes=2)
+MANY = replace(IDENTITY, n_stripes=8)
 LONG = "the quick brown fox jumps over "
 
 
@@ -314,3 +316,21 @@ def test_a_named_session_that_cannot_be_saved_says_so(tmp_path: Path) -> None:
     assert "the disk is full" in str(told[0])
     assert not list((tmp_path / "named").iterdir())
     assert engine.cached(LONG + "?") == 31
+
+
+def test_what_does_not_fit_the_device_begins_on_the_host(tmp_path: Path) -> None:
+    """A conversation of six pages, and five frames: as it will lie when it goes on, so that little is moved."""
+    spill = SpillSettings(mode="staged", batch=1)
+    first = Durable(tmp_path, device=6, host=12, geometry=STAGED, spill=spill, identity=MANY)
+    answer = first.ask(LONG)
+    first.end()
+    second = Durable(tmp_path, device=6, host=12, geometry=STAGED, spill=spill, identity=MANY)
+    events = second.submit(LONG + answer + "!")
+    second.pump()
+    (conversation,) = second.slots.resting.index
+    pages = second.manager.pages(conversation)
+    on_device = second.manager.table.device[pages] >= 0
+    assert not on_device[:2].any() and on_device[2:].all()
+    second.finish()
+    assert text(events) == expected(LONG + answer + "!")
+    assert end(events).usage.cached_tokens == len(LONG + answer) - 1

@@ -334,3 +334,23 @@ def test_what_does_not_fit_the_device_begins_on_the_host(tmp_path: Path) -> None
     second.finish()
     assert text(events) == expected(LONG + answer + "!")
     assert end(events).usage.cached_tokens == len(LONG + answer) - 1
+
+
+def test_what_was_asked_for_before_the_end_is_saved(tmp_path: Path) -> None:
+    engine = Durable(tmp_path)
+    engine.keeper.automatic = False
+    answer = engine.ask(LONG)
+    told: list[object] = []
+    tokens = list((LONG + answer).encode())
+    engine.engine.inbox.put(Call(lambda: engine.keeper.save("one", tokens, "note", told.append)))
+    engine.end()
+    assert told == [None]
+    with Session(tmp_path / "named" / "one.kv", IDENTITY) as session:
+        assert session.meta.n_tokens == len(LONG) + 5
+
+
+def test_a_call_that_fails_ends_nothing(tmp_path: Path) -> None:
+    engine = Durable(tmp_path)
+    engine.engine.inbox.put(Call(lambda: 1 / 0))
+    engine.pump()
+    assert engine.cached(LONG) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import queue
+import random
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pytest
 from pagedrun.durable import Keeper
 from pagedrun.engine import Call, Cancel
 from pagedrun.kv import SpillSettings, validate
-from pagedrun.request import FinishReason, RequestId
+from pagedrun.request import Event, Finished, FinishReason, RequestId
 from pagedrun.sessions import Disk, Identity, Session, SessionFolder
 from tests.paged_fakes import STAGED, PagedEngine, end, expected, reason, text
 
@@ -354,3 +355,47 @@ def test_a_call_that_fails_ends_nothing(tmp_path: Path) -> None:
     engine.engine.inbox.put(Call(lambda: 1 / 0))
     engine.pump()
     assert engine.cached(LONG) == 0
+
+
+@pytest.mark.parametrize("can_rewind", [True, False])
+@pytest.mark.parametrize("seed", range(12))
+def test_anything_at_any_time(tmp_path: Path, seed: int, can_rewind: bool) -> None:
+    """Requests, cancels, named saves, forgetting and restarts, while saves and restores go on: answers are right."""
+    rng = random.Random(seed)
+    heads = ["abcdefghijklmno", "abcdefghijkXYZ01234", "0123456789abcdefgh"]
+    device, host, disk = rng.choice([(24, 12, 0), (9, 4, 0), (9, 9, 6), (12, 0, 0)])
+    for _ in range(3):
+        engine = Durable(tmp_path, device=device, host=host, disk=disk, can_rewind=can_rewind, seed=seed)
+        asked: list[tuple[str, int, list[Event]]] = []
+        told: list[object] = []
+        for _ in range(60):
+            what = rng.random()
+            if what < 0.25 and sum(not ended(e) for _, _, e in asked) < 4:
+                done = [prompt + text(e) for prompt, _, e in asked if ended(e)]
+                prompt = rng.choice([*heads, *done[-4:]])[: rng.randrange(8, 36)] + rng.choice(["", "!", " so"])
+                n = rng.randrange(1, 5)
+                asked.append((prompt, n, engine.submit(prompt, n)))
+            elif what < 0.3 and asked:
+                engine.engine._carry_out(Cancel(RequestId(rng.randrange(len(asked)))))
+            elif what < 0.35:
+                engine.keeper.save(rng.choice("xy"), list(rng.choice(heads).encode()), "note", told.append)
+            elif what < 0.38:
+                engine.forget_all()
+            elif what < 0.7:
+                with_calls(engine)
+            else:
+                engine.engine.step()
+            engine.check()
+        engine.finish()
+        for prompt, n, events in asked:
+            if reason(events) is FinishReason.LENGTH:
+                assert text(events) == expected(prompt, n)
+            else:
+                assert reason(events) in (FinishReason.CANCELLED, FinishReason.CONTEXT)
+        engine.end()
+        engine.forget_all()
+        assert engine.used() == (0, 0)
+
+
+def ended(events: list[Event]) -> bool:
+    return bool(events) and isinstance(events[-1], Finished)

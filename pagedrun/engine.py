@@ -235,7 +235,7 @@ class Engine:
             return
         self.keeper.close()
         refused = []
-        while self.keeper.busy:
+        while self.keeper.busy or not self.inbox.empty():  # what was asked for before the end is done
             command = self.inbox.get()
             if isinstance(command, Call):
                 self._call(command)

@@ -116,11 +116,11 @@ def test_an_empty_list_says_how_to_get_a_model(run) -> None:
 
 def test_times_are_told_in_one_unit() -> None:
     now = time.time()
-    told = [listing._ago(now - s) for s in (-5, 59, 61, 3599, 3601, 86_399, 86_401, 29 * 86_400)]
+    told = [listing.ago(now - s) for s in (-5, 59, 61, 3599, 3601, 86_399, 86_401, 29 * 86_400)]
     assert told[:2] == ["just now", "just now"]
     assert told[2:] == ["1 minute ago", "59 minutes ago", "1 hour ago", "23 hours ago", "1 day ago", "29 days ago"]
-    assert listing._ago(86_400) == time.strftime("%Y-%m-%d", time.localtime(86_400))
-    assert listing._ago(None) == "never"
+    assert listing.ago(86_400) == time.strftime("%Y-%m-%d", time.localtime(86_400))
+    assert listing.ago(None) == "never"
 
 
 # --- verify ---

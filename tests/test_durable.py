@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import functools
 import queue
+import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pagedrun.durable import Keeper
 from pagedrun.engine import Call, Cancel
-from pagedrun.kv import validate
-from pagedrun.request import FinishReason, RequestId
+from pagedrun.kv import SpillSettings, validate
+from pagedrun.request import Event, Finished, FinishReason, RequestId
 from pagedrun.sessions import Disk, Identity, Session, SessionFolder
-from tests.paged_fakes import PagedEngine, end, expected, reason, text
+from tests.paged_fakes import STAGED, PagedEngine, end, expected, reason, text
 
 IDENTITY = Identity(model="m", kv_type_k="f16", kv_type_v="f16", page_bytes=24, row_bytes=4, n_stripes=2)
+MANY = replace(IDENTITY, n_stripes=8)
 LONG = "the quick brown fox jumps over "
 
 
@@ -314,3 +317,85 @@ def test_a_named_session_that_cannot_be_saved_says_so(tmp_path: Path) -> None:
     assert "the disk is full" in str(told[0])
     assert not list((tmp_path / "named").iterdir())
     assert engine.cached(LONG + "?") == 31
+
+
+def test_what_does_not_fit_the_device_begins_on_the_host(tmp_path: Path) -> None:
+    """A conversation of six pages, and five frames: as it will lie when it goes on, so that little is moved."""
+    spill = SpillSettings(mode="staged", batch=1)
+    first = Durable(tmp_path, device=6, host=12, geometry=STAGED, spill=spill, identity=MANY)
+    answer = first.ask(LONG)
+    first.end()
+    second = Durable(tmp_path, device=6, host=12, geometry=STAGED, spill=spill, identity=MANY)
+    events = second.submit(LONG + answer + "!")
+    second.pump()
+    (conversation,) = second.slots.resting.index
+    pages = second.manager.pages(conversation)
+    on_device = second.manager.table.device[pages] >= 0
+    assert not on_device[:2].any() and on_device[2:].all()
+    second.finish()
+    assert text(events) == expected(LONG + answer + "!")
+    assert end(events).usage.cached_tokens == len(LONG + answer) - 1
+
+
+def test_what_was_asked_for_before_the_end_is_saved(tmp_path: Path) -> None:
+    engine = Durable(tmp_path)
+    engine.keeper.automatic = False
+    answer = engine.ask(LONG)
+    told: list[object] = []
+    tokens = list((LONG + answer).encode())
+    engine.engine.inbox.put(Call(lambda: engine.keeper.save("one", tokens, "note", told.append)))
+    engine.end()
+    assert told == [None]
+    with Session(tmp_path / "named" / "one.kv", IDENTITY) as session:
+        assert session.meta.n_tokens == len(LONG) + 5
+
+
+def test_a_call_that_fails_ends_nothing(tmp_path: Path) -> None:
+    engine = Durable(tmp_path)
+    engine.engine.inbox.put(Call(lambda: 1 / 0))
+    engine.pump()
+    assert engine.cached(LONG) == 0
+
+
+@pytest.mark.parametrize("can_rewind", [True, False])
+@pytest.mark.parametrize("seed", range(12))
+def test_anything_at_any_time(tmp_path: Path, seed: int, can_rewind: bool) -> None:
+    """Requests, cancels, named saves, forgetting and restarts, while saves and restores go on: answers are right."""
+    rng = random.Random(seed)
+    heads = ["abcdefghijklmno", "abcdefghijkXYZ01234", "0123456789abcdefgh"]
+    device, host, disk = rng.choice([(24, 12, 0), (9, 4, 0), (9, 9, 6), (12, 0, 0)])
+    for _ in range(3):
+        engine = Durable(tmp_path, device=device, host=host, disk=disk, can_rewind=can_rewind, seed=seed)
+        asked: list[tuple[str, int, list[Event]]] = []
+        told: list[object] = []
+        for _ in range(60):
+            what = rng.random()
+            if what < 0.25 and sum(not ended(e) for _, _, e in asked) < 4:
+                done = [prompt + text(e) for prompt, _, e in asked if ended(e)]
+                prompt = rng.choice([*heads, *done[-4:]])[: rng.randrange(8, 36)] + rng.choice(["", "!", " so"])
+                n = rng.randrange(1, 5)
+                asked.append((prompt, n, engine.submit(prompt, n)))
+            elif what < 0.3 and asked:
+                engine.engine._carry_out(Cancel(RequestId(rng.randrange(len(asked)))))
+            elif what < 0.35:
+                engine.keeper.save(rng.choice("xy"), list(rng.choice(heads).encode()), "note", told.append)
+            elif what < 0.38:
+                engine.forget_all()
+            elif what < 0.7:
+                with_calls(engine)
+            else:
+                engine.engine.step()
+            engine.check()
+        engine.finish()
+        for prompt, n, events in asked:
+            if reason(events) is FinishReason.LENGTH:
+                assert text(events) == expected(prompt, n)
+            else:
+                assert reason(events) in (FinishReason.CANCELLED, FinishReason.CONTEXT)
+        engine.end()
+        engine.forget_all()
+        assert engine.used() == (0, 0)
+
+
+def ended(events: list[Event]) -> bool:
+    return bool(events) and isinstance(events[-1], Finished)

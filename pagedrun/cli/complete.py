@@ -260,6 +260,7 @@ class _Task:
                 "decode_tokens_per_s": rate(max(usage.completion_tokens - 1, 0), timings.decode_s),
             },
             "kv_cache": pages.report(self.service.stats.kv),
+            "kept": pages.kept_report(self.service.keeper),
             "model": self.located.name,
             "seed": self.params.seed,
         }

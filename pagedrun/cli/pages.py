@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pagedrun.units import count, size
 
 if TYPE_CHECKING:
+    from pagedrun.durable import Keeper
     from pagedrun.kv import KvStats
     from pagedrun.kv.stats import DiskStats, PrefetchStats, SpillStats, SwapStats, TierStats
 
@@ -38,6 +39,33 @@ def rows(kv: KvStats, *, on_gpu: bool) -> Rows:
     found.append(("  buffers", size(kv.buffer_bytes)))
     refused = {**{name: tier.refused for name, tier in tiers.items()}, "stages": kv.spill.refused}
     return found + [("  refused", f"{name}: {text}") for name, text in refused.items() if text]
+
+
+def kept_rows(keeper: Keeper | None) -> Rows:
+    """What came from conversations on disk, and went there, since the start."""
+    if keeper is None or not (keeper.stats.saved or keeper.stats.restored):
+        return []
+    stats = keeper.stats
+    saved = f"{count(stats.saved, 'save')}" + (f", {count(stats.failed)} failed" if stats.failed else "")
+    if not stats.restored:
+        return [("kept on disk", saved)]
+    return [("kept on disk", f"{saved}; {count(stats.restored_tokens, 'token')} restored in {stats.restored_s:.2f} s")]
+
+
+def kept_report(keeper: Keeper | None) -> dict[str, Any] | None:
+    """The same for programs; None where nothing is kept."""
+    if keeper is None:
+        return None
+    stats = keeper.stats
+    return {
+        "saved": stats.saved,
+        "failed": stats.failed,
+        "restored": stats.restored,
+        "restored_tokens": stats.restored_tokens,
+        "restored_bytes": stats.restored_bytes,
+        "restored_s": stats.restored_s,
+        "skipped": stats.skipped,
+    }
 
 
 def report(kv: KvStats | None) -> dict[str, Any] | None:

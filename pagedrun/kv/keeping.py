@@ -9,6 +9,7 @@ adopt     | page 0 | page 1 | ...  come one after the other, to frames that nobo
 from __future__ import annotations
 
 import logging
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -84,11 +85,15 @@ class Held:
 
 
 class Adopted:
-    """A new conversation of `n_tokens` tokens, whose pages come from elsewhere. Until `end` it is the caller's."""
+    """A new conversation of `n_tokens` tokens, whose pages come from elsewhere. Until `end` it is the caller's.
+
+    Where the device has no room for all of them, the first ones go to the host: from there they are read later on.
+    """
 
     def __init__(self, manager: PageManager, store: FrameStore, n_tokens: int) -> None:
         self._manager, self._store = manager, store
         self._n_tokens = n_tokens
+        self._below = self._cold(manager.geometry.pages_for(n_tokens))
         self.id: ConversationId | None = manager.open()
         manager.lay_down(self.id)
 
@@ -125,13 +130,15 @@ class Adopted:
     def _put(self, data: Bytes) -> int:
         assert self.id is not None  # `put` has seen to it
         manager, residency, geometry = self._manager, self._manager.residency, self._manager.geometry
+        below = max(self._below - manager.conversations[self.id].n_pages, 0)
         n, column = min(residency.device.obtainable, len(data)), manager.table.device
-        frames = self._fill(residency.device, data[:n]) if n else None
+        frames = self._fill(residency.device, data[:n]) if n and not below else None
         if frames is None:
-            n, column = self._room_below(len(data)), manager.table.host
+            n, column = self._room_below(min(below or len(data), len(data))), manager.table.host
             frames = self._fill(residency.host, data[:n]) if n else None
         if frames is None:
-            return 0
+            self._below, below = 0, self._below
+            return self._put(data) if below else 0
         c = manager.conversations[self.id]
         pages = manager.table.add(np.arange(c.n_pages, c.n_pages + len(frames)))
         column[pages] = frames
@@ -142,6 +149,18 @@ class Adopted:
         residency.sealed(c.pages[c.n_sealed : n_sealed])
         c.n_sealed = n_sealed
         return len(frames)
+
+    def _cold(self, n_pages: int) -> int:
+        """How many pages, from the first on, will be read from the host when it goes on, if it does not fit the device.
+
+        Each of them takes a stage there, where there are any.
+        """
+        geometry, device = self._manager.geometry, self._manager.residency.device
+        lack = n_pages - device.obtainable
+        if lack <= 0 or not self._manager.can_spill:
+            return 0
+        stage = geometry.stage_bytes / geometry.frame_bytes if geometry.stages_pay else 0.0
+        return min(math.ceil(lack / (1 - stage)), n_pages)
 
     def _room_below(self, n: int) -> int:
         lower = self._manager.lower

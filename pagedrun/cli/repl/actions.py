@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagedrun import units
-from pagedrun.cli import console
+from pagedrun.cli import console, pages
 from pagedrun.cli.repl import commands, saved
 from pagedrun.cli.repl.conversation import Conversation
 from pagedrun.cli.repl.settings import CHAT
@@ -133,7 +133,8 @@ def _set(state: ChatState, text: str) -> Next:
 def _stats(state: ChatState, _: str) -> Next:
     on_gpu = state.service.model.on_gpu
     used, kv = min(state.used(), state.context_size), state.service.stats.kv
-    state.output.table(state.stats.rows(used=used, size=state.context_size, on_gpu=on_gpu, kv=kv))
+    rows = state.stats.rows(used=used, size=state.context_size, on_gpu=on_gpu, kv=kv)
+    state.output.table([*rows, *pages.kept_rows(state.service.keeper)])
     return None
 
 

@@ -104,7 +104,7 @@ class _Answer:
     admitted: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
-    gaps: array[float] = field(default_factory=lambda: array("f"))
+    gaps: array[float] = field(default_factory=lambda: array("d"))
 
     def chosen(self, now: float) -> float:
         """A token was; answers how long the answer waited for it."""

@@ -221,6 +221,7 @@ class Crowd(RuleBasedStateMachine):
             self.paged.submit(*self.asked[-1])
             self.sequences.append(self.paged.engine._answers[RequestId(len(self.asked) - 1)].sequence)
 
+    @precondition(lambda self: len(self.asked) < 12)
     @rule(letters=st.text("cde", min_size=2, max_size=3), n=st.integers(20, 40), priority=st.sampled_from([0, 0, 1]))
     def long_answers(self, letters: str, n: int, priority: int) -> None:
         """Which outgrow memory together."""
@@ -231,7 +232,7 @@ class Crowd(RuleBasedStateMachine):
     @rule(data=st.data())
     def follow_up(self, data: st.DataObject) -> None:
         prompt, n, priority = data.draw(st.sampled_from(self.asked))
-        self.arrive((prompt + expected(prompt, n))[:46], "?", n, priority, 1)
+        self.arrive((prompt + expected(prompt, n))[:46], "?", min(n, 7), priority, 1)
 
     @precondition(lambda self: self.asked)
     @rule(data=st.data())

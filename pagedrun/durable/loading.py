@@ -27,7 +27,8 @@ from pagedrun.sessions.places import ALIGN
 log = logging.getLogger(__name__)
 
 READERS = 4
-BUFFERS = 8  # pieces that are read or wait for the engine
+BUFFERS = 64 << 20  # bytes of pieces that are read or wait for the engine, where pages are not larger
+LEAST = 3  # pieces in any case
 STATES = 2  # recurrent states that are brought back: where the conversation goes on, and one to go back to
 
 
@@ -112,7 +113,7 @@ class Loading:
         frame = self._identity.frame_bytes
         step = max(PIECE // frame, 1)
         firsts = range(0, n_pages, step)
-        for _ in range(min(BUFFERS, len(firsts))):
+        for _ in range(min(max(BUFFERS // (step * frame), LEAST), len(firsts))):
             self._buffers.put(aligned(step, frame))
 
         def read(first: int) -> tuple[Bytes, int, int] | None:

@@ -3,7 +3,7 @@
     python scripts/overload.py                                  SmolLM2, on the CPU
     python scripts/overload.py SmolLM2.gguf tiny.gguf --name cpu
 
-All are asked for at once; the device has pages for 20 of the longest, and RAM for 20 more. Answers are greedy.
+All are asked for at once; the device has pages for 20 of average length, and RAM for 20 more. Answers are greedy.
 
     overtaken     the most later ones that got a slot before an earlier one; may be no more than there are slots
     ended after   the most later ones that had ended when an earlier one did: prompts differ in length
@@ -85,9 +85,9 @@ def main() -> int:
     for found in rows:
         found.pop("at", None)
     notes = [
-        f"{crowd.n} requests at once, {crowd.slots} slots, pages for {crowd.fit} of {crowd.longest} tokens each on the "
-        f"device and {crowd.fit} in RAM; prompts of {crowd.prompt // 2} to {crowd.prompt * 3 // 2} tokens of English, "
-        f"every fourth begins alike; {crowd.answer} tokens answered; seed {crowd.seed}",
+        f"{crowd.n} requests at once, {crowd.slots} slots, pages for {crowd.fit} of {crowd.prompt + crowd.answer} "
+        f"tokens each on the device and {crowd.fit} in RAM; prompts of {crowd.prompt // 2} to {crowd.prompt * 3 // 2} "
+        f"tokens of English, every fourth begins alike; {crowd.answer} tokens answered; seed {crowd.seed}",
     ]
     bench.write(f"overload-{args.name}", f"{crowd.n} conversations, and memory for {crowd.fit}", rows, notes=notes)
     return int(any(found["wrong"] != "nothing" for found in rows))

@@ -37,7 +37,7 @@ SMALL = 32  # tokens of a prompt that stock reads at once the second time; the a
 
 @dataclass(frozen=True, kw_only=True)
 class Crowd:
-    """n conversations at once, where the device has pages for `fit` of the longest and RAM for as many again.
+    """n conversations at once, where the device has pages for `fit` of average length and RAM for as many again.
 
     prompt: tokens, up to a half more or less; every fourth begins with the same half of it. answer: tokens.
     """
@@ -127,7 +127,7 @@ def overload(path: Path, crowd: Crowd) -> Run:
         "debug_kv": crowd.debug,
     }
     with load_service(path, EngineConfig(**settings)) as service:
-        ask(service, tuple(range(100, 100 + crowd.longest - crowd.answer)), crowd.answer)
+        ask(service, tuple(range(100, 100 + crowd.prompt)), crowd.answer)
         kv = service.stats.kv
         assert kv is not None, "this needs pages"
         prompts = crowd.prompts(english(service))

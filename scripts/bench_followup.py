@@ -1,8 +1,10 @@
 """Follow-up turns of a long chat: tokens that are computed again, and time to the first one, against llama-server.
 
     python scripts/bench_followup.py tiny.gguf --name cpu                                  4,096 tokens of history
-    python scripts/vram_ballast.py 6 -- python scripts/bench_followup.py 35b.gguf --gpu --name 35b         32,768
+    python scripts/vram_ballast.py 6 -- python scripts/bench_followup.py 35b.gguf --gpu --answer 32 --name 35b \\
+        --server-args "-ngl 99 -ncmoe 40 -fit off -b 2048 -ub 2048"                        32,768
     ... --side pagedrun        only one side, so that a run is short; a further run goes on with the other
+    ... --skip "edit again"    without some turns
 
     first        the history as one prompt: nothing is known of it
     append       the last answer as it was, and a question
@@ -16,7 +18,9 @@
 
 Both get the same token ids one prompt after the other, in a process that has loaded the model with its defaults: of
 llama-server its prompt cache in RAM (--cache-ram), its checkpoints, and where messages begin, as its chat would tell
-it. The answer is one token again and again by a bias, so that it is the same on both sides.
+it. (In 6 GiB its own fitting reads prompts at a tenth of the speed that it has with the placement above, which is that
+of pagedrun's plan; all else is its default.) The answer is one token again and again by a bias, so that it is the same
+on both sides.
 
 new        tokens after what the prompt has in common with all that was computed before: fewer cannot be
 computed   tokens of the prompt that were computed
@@ -41,7 +45,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -76,33 +80,39 @@ class Turn:
 
 
 class Script:
-    """The turns of a chat of random words. pieces: the tokens of PIECES; answer: tokens that each answer has."""
+    """The turns of a chat of random words, but for `skip`. pieces: tokens of PIECES; answer: tokens of each answer."""
 
-    def __init__(self, seed: int, size: int, answer: int, pieces: dict[str, Tokens]) -> None:
+    def __init__(self, seed: int, size: int, answer: int, pieces: dict[str, Tokens], skip: Sequence[str] = ()) -> None:
         self._rng = random.Random(seed)
+        self._skip = skip
         self._pieces, self._answer = pieces, answer
         self._known: list[Tokens] = []
         self._size = size
 
     def turns(self) -> Iterator[Turn]:
-        """All of them."""
+        """One after the other."""
+        for name, prompt in self._prompts():
+            if name not in self._skip:
+                yield self._turn(name, prompt)
+
+    def _prompts(self) -> Iterator[tuple[str, Tokens]]:
         opening = [*self._pieces[PIECES[2]], *self._pieces["<think>\n"]]
         bare, answer = self._pieces[PIECES[2]], [self._pieces[" the"][0]] * self._answer
         history, starts = self._history()
         question, end = self._said("user", 48), self._pieces[END]
-        yield self._turn("first", history + opening)
+        yield "first", history + opening
         second = history + opening + answer + end + question
-        yield self._turn("append", second + opening)
-        yield self._turn("again", second + opening)
+        yield "append", second + opening
+        yield "again", second + opening
         third = second + bare + answer[self._answer // 2 :] + end + self._said("user", 48)
-        yield self._turn("stripped", third + opening)
-        middle = next(at for at in starts if at >= len(history) // 2) + 20
+        yield "stripped", third + opening
+        middle = next((at for at in starts if at >= len(history) // 2), starts[-1]) + 20
         for name in ("edit", "edit again"):
-            yield self._turn(name, [*third[:middle], self._word(), *third[middle + 1 :], *opening])
+            yield name, [*third[:middle], self._word(), *third[middle + 1 :], *opening]
         cut = [at for at in starts if at <= len(history) * 3 // 4][-1]
-        yield self._turn("branch", third[:cut] + self._said("user", 48) + opening)
-        yield self._turn("undo", second[: -len(question)] + self._said("user", 40) + opening)
-        yield self._turn("back", third + opening + answer + end + self._said("user", 48) + opening)
+        yield "branch", third[:cut] + self._said("user", 48) + opening
+        yield "undo", second[: -len(question)] + self._said("user", 40) + opening
+        yield "back", third + opening + answer + end + self._said("user", 48) + opening
 
     def _turn(self, name: str, prompt: Tokens) -> Turn:
         common = max((alike(prompt, other) for other in self._known), default=0)
@@ -144,7 +154,7 @@ def measure(side: Side, args: argparse.Namespace) -> dict[str, Any]:
     pieces = {text: side.tokenize(text) for text in PIECES}
     turns: dict[str, list[dict[str, Any]]] = {}
     for seed in range(args.rounds):
-        for turn in Script(seed, args.tokens, args.answer, pieces).turns():
+        for turn in Script(seed, args.tokens, args.answer, pieces, args.skip.split(",")).turns():
             computed, seconds = side.ask(turn.prompt)
             row = {"prompt": len(turn.prompt), "new": turn.new, "allowed": turn.allowed}
             turns.setdefault(turn.name, []).append(row | {"computed": computed, "seconds": seconds})
@@ -197,9 +207,9 @@ def llama_server(args: argparse.Namespace) -> Iterator[Side]:
         port = free.getsockname()[1]
     size = args.tokens + ROOM + 4 * args.answer
     command = [str(find_runtime().program("llama-server")), "-m", str(args.model), "--port", str(port), "-c", str(size)]
-    command += ["-t", str(args.threads), "--no-webui", *(["-fit", "on"] if args.gpu else ["-ngl", "0"])]
+    command += ["-t", str(args.threads), "--no-webui", *([] if args.gpu else ["-ngl", "0"])]
     command += args.server_args.split()
-    log = bench.RESULTS / ".llama-server.log"
+    log = bench.RESULTS / f".llama-server-{args.name}.log"
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=USERS_ENVIRONMENT)
         try:
@@ -208,7 +218,7 @@ def llama_server(args: argparse.Namespace) -> Iterator[Side]:
         finally:
             process.terminate()
             process.wait()
-    log.unlink()
+    log.unlink(missing_ok=True)
 
 
 def wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -289,6 +299,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1, help="chats, one after the other")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--side", choices=SIDES)
+    parser.add_argument("--skip", default="", help="turns, with commas")
     parser.add_argument("--server-args", default="", help="more arguments for llama-server")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -313,7 +324,7 @@ def main() -> int:
 
 def report(args: argparse.Namespace, found: dict[str, dict[str, Any]], when: str) -> int:
     """Write the table; 0 if pagedrun computed no more than it may."""
-    names = list(next(iter(found.values()))["turns"])
+    names = [name for name in next(iter(found.values()))["turns"] if all(name in of["turns"] for of in found.values())]
     rows = [row(name, {side: of["turns"][name] for side, of in found.items()}) for name in names]
     ours = found.get(SIDES[0], {}).get("turns", {})
     over = [name for name, of in ours.items() if any(r["computed"] > r["allowed"] for r in of)]

@@ -93,6 +93,7 @@ class SnapshotStore:
         self._budget = budget
         self._make_room = make_room
         self._of: dict[ConversationId, list[Snapshot]] = {}
+        self._all: dict[Snapshot, None] = {}
         self._used: dict[ConversationId, int] = {}  # when a conversation last took or used one
         self._seen = {place: _Seen() for place in get_args(Place)}
         self._events = 0
@@ -101,7 +102,7 @@ class SnapshotStore:
 
     def __iter__(self) -> Iterator[Snapshot]:
         """Every snapshot once."""
-        return iter({id(s): s for of in self._of.values() for s in of}.values())
+        return iter(self._all)
 
     @property
     def nbytes(self) -> int:
@@ -127,6 +128,7 @@ class SnapshotStore:
         snapshot = Snapshot(position, data, nbytes, place, {conversation}, self._events)
         of = self._of.setdefault(conversation, [])
         of.insert(bisect_left(of, position, key=_position), snapshot)
+        self._all[snapshot] = None
         self._used[conversation] = self._events
         return True
 
@@ -171,7 +173,7 @@ class SnapshotStore:
         for snapshot in of[at:]:
             snapshot.holders.remove(conversation)
             if not snapshot.holders:
-                self._budget.give_back(snapshot.nbytes)
+                self._lose(snapshot)
         del of[at:]
         if not of:
             self._of.pop(conversation, None)
@@ -229,15 +231,14 @@ class SnapshotStore:
 
     def _worst(self, but: Iterable[Snapshot] = ()) -> Snapshot | None:
         """The one of least value."""
-        gaps: dict[Snapshot, int] = {}
-        for of in self._of.values():
-            before = 0
-            for s in of:
-                gaps[s] = max(gaps.get(s, 0), s.position - before)
-                before = s.position
-        for s in but:
-            del gaps[s]
-        return min(gaps, key=lambda s: gaps[s] * self._likely(s) / (self._events - s.used + 1), default=None)
+        newest = set(but)
+        return min((s for s in self._all if s not in newest), key=self._value, default=None)
+
+    def _value(self, s: Snapshot) -> float:
+        of = self._of[next(iter(s.holders))]  # before it they have the same ones
+        at = bisect_left(of, s.position, key=_position)
+        gap = s.position - (of[at - 1].position if at else 0)
+        return gap * self._likely(s) / (self._events - s.used + 1)
 
     def _likely(self, s: Snapshot) -> float:
         likely = max(self._seen[s.place].rate, _REGENERATED if s.place == "prompt" else 0)
@@ -260,7 +261,11 @@ class SnapshotStore:
             if not of:
                 del self._of[conversation]
         victim.holders.clear()
-        self._budget.give_back(victim.nbytes)
+        self._lose(victim)
+
+    def _lose(self, snapshot: Snapshot) -> None:
+        del self._all[snapshot]
+        self._budget.give_back(snapshot.nbytes)
 
 
 def _newest(lists: Iterable[list[Snapshot]]) -> set[Snapshot]:

@@ -85,7 +85,7 @@ def test_a_model_that_cannot_go_back_branches_off_where_a_snapshot_is() -> None:
 def test_a_short_beginning_in_common_is_not_waited_for() -> None:
     paged = PagedEngine(device=60)
     for end_of in ("eggs", "rice"):
-        paged.submit("a cook: " + end_of * 8, 4)
+        paged.submit("cook: " + end_of * 8, 4)  # no more than a page
     paged.turn()
     assert len(paged.scheduler.running) == 2
 

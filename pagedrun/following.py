@@ -3,8 +3,8 @@
     leader      | system prompt, 2,000 tokens | question |        running, 700 read
     follower    | system prompt, 2,000 tokens | another  |        waits until 2,000 are, and branches off there
 
-A follower waits as long as that saves more than one chunk, its leader gets on, and not too many have overtaken it. It
-has no slot in the meantime.
+A follower waits if that saves more than a chunk or a page, and as long as its leader gets on and not too many have
+overtaken it. It has no slot in the meantime.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Following:
             return False
         leader = self._running[trunk.slot]
         known = max(trunk.there, self._slots.known(sequence.tokens))
-        if trunk.n - known <= self._chunks.size or not self._gets_on(leader, trunk.n):
+        if trunk.n - known <= min(self._chunks.size, self._slots.stride) or not self._gets_on(leader, trunk.n):
             return False
         self._slots.part_at(trunk.slot, trunk.n)
         self._leaders[sequence] = leader, trunk.n

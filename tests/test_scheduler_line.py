@@ -10,6 +10,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import given
 
+from pagedrun.kv import SpillSettings
 from pagedrun.line import Line
 from pagedrun.request import GenerationRequest, RequestId
 from pagedrun.scheduler import Scheduler, Sequence
@@ -151,16 +152,30 @@ def test_who_only_waits_has_no_copy_of_its_prompt() -> None:
     assert sum(s._tokens is not None for s in waiting) <= 4
 
 
+def crowd_at_rest(n_resting: int) -> PagedEngine:
+    paged = PagedEngine(device=4000, spill=SpillSettings(mode="auto", prefetch="hybrid"))
+    object.__setattr__(paged.slots._settings, "check", lambda: None)
+    for n in range(n_resting):
+        paged.submit(f"{n} is a number", 1)
+    while not paged.scheduler.idle:
+        paged.engine.step()
+    assert len(paged.slots.resting.index) == n_resting
+    return paged
+
+
 def test_four_hundred_that_rest_cost_a_step_no_more_than_twenty() -> None:
     def steps_beside(n_resting: int) -> int:
-        paged = PagedEngine(device=4000)
-        object.__setattr__(paged.slots._settings, "check", lambda: None)
-        for n in range(n_resting):
-            paged.submit(f"{n} is a number", 1)
-        while not paged.scheduler.idle:
-            paged.engine.step()
-        assert len(paged.slots.resting.index) == n_resting
+        paged = crowd_at_rest(n_resting)
         paged.submit("a story of two words", 50)
         return calls(lambda: [paged.engine.step() for _ in range(5)])
 
     assert steps_beside(400) < 1.2 * steps_beside(20)
+
+
+def test_whose_rest_is_to_come_back_is_looked_for_among_the_last_only() -> None:
+    def looking_among(n_resting: int) -> int:
+        manager = crowd_at_rest(n_resting).manager
+        manager.residency.behind = True
+        return calls(manager.follow)
+
+    assert looking_among(400) == looking_among(20) > 20

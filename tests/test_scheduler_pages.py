@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
@@ -82,7 +84,7 @@ def test_a_model_that_cannot_go_back_branches_off_where_a_snapshot_is() -> None:
 def test_a_short_beginning_in_common_is_not_waited_for() -> None:
     paged = PagedEngine(device=60)
     for end_of in ("eggs", "rice"):
-        paged.submit("a cook: " + end_of * 8, 4)
+        paged.submit("cook: " + end_of * 8, 4)  # no more than a page
     paged.turn()
     assert len(paged.scheduler.running) == 2
 
@@ -281,3 +283,25 @@ class Crowd(RuleBasedStateMachine):
 
 TestCrowd = Crowd.TestCase
 TestCrowd.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_answers_that_outgrow_memory_together(seed: int) -> None:
+    """Every one of them has room alone: nobody pauses again and again, and nothing is computed twice."""
+    rng = random.Random(seed)
+    n_seqs, host = rng.randint(2, 4), rng.choice([0, 8, 60])
+    limits = RunnerLimits(n_seqs, 60, 16)
+    paged = PagedEngine(device=rng.randint(9, 14), host=host, can_rewind=bool(seed % 2), limits=limits)
+    asked, asking = [], []
+    for number in range(14):
+        asked.append((chr(97 + number) * rng.randint(1, 12), rng.randint(5, 42), rng.choice([0, 0, 0, 1])))
+        paged.submit(*asked[-1])
+        asking.append(paged.engine._answers[RequestId(number)].sequence)
+        for _ in range(rng.randint(0, 6)):
+            if not paged.scheduler.idle:
+                paged.turn()
+    paged.finish()
+    assert [text(e) for e in paged.events] == [expected(prompt, n) for prompt, n, _ in asked]
+    assert max(s.pauses for s in asking) <= PAUSES + n_seqs
+    if host == 60:
+        assert paged.runner.computed == sum(len(prompt) + n - 1 for prompt, n, _ in asked)

@@ -198,8 +198,7 @@ class PageManager(PageMemory):
         if c is None or not c.bound:
             raise ValueError(f"slot {slot} is not bound")
         c.bound = False
-        self._let_go += 1
-        c.let_go = self._let_go
+        self.conversations[c.id] = self.conversations.pop(c.id)
         self.table.pins[c.pages] -= 1
         self.residency.policy.touch(c.pages)
         if self.windows.n_cold:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -57,7 +57,7 @@ class PageMemory:
         n_pages = n_frames + file.n_slots  # every page has a place at least
         self.geometry = geometry
         self.table = table = PageTable(n_pages)
-        self.conversations: dict[ConversationId, Conversation] = {}
+        self.conversations: dict[ConversationId, Conversation] = {}  # those let go last are last
         self.active: set[ConversationId] = set()  # those that do not rest
         self.transfers = Transfers(store, n_frames)
         self.windows = Windows(geometry.n_slots, geometry.n_pages, device.most)
@@ -71,7 +71,6 @@ class PageMemory:
         self.prefetching = Prefetch(table, self.residency, self.transfers, spill.prefetch, keep_free=spill.batch)
         self.shown: list[Conversation | None] = [None] * geometry.n_slots
         self._opened = 0
-        self._let_go = 0
         self._full_budget = gpu_memory.limit
 
     def pages(self, conversation: ConversationId) -> PageIds:
@@ -215,9 +214,8 @@ class PageMemory:
         """
         if self.windows.n_cold or not self.prefetching.may_follow:
             return 0
-        idle = (c for c in self.conversations.values() if not c.bound and c.n_pages)
-        last = heapq.nlargest(FOLLOWED, idle, key=lambda c: c.let_go)
-        n = self.prefetching.follow([c.pages for c in last], self.spilling.settings.per_step)
+        idle = (c.pages for c in reversed(self.conversations.values()) if not c.bound and c.n_pages)
+        n = self.prefetching.follow(list(islice(idle, FOLLOWED)), self.spilling.settings.per_step)
         self._cut_lost()
         return n
 

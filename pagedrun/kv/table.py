@@ -80,7 +80,7 @@ class Conversation:
     """One address space. length: tokens that were computed; its pages may have room for more.
 
     n_sealed: how many of its pages, from the first on, are sealed. slot: whose window shows it; it need not be bound
-    to it any more. let_go: when it last was, counted in such events.
+    to it any more.
     """
 
     id: ConversationId
@@ -89,7 +89,6 @@ class Conversation:
     slot: int | None = None
     bound: bool = False
     n_pages: int = 0
-    let_go: int = 0
     _pages: PageIds = field(default_factory=lambda: np.zeros(4, np.int64))
 
     @property

@@ -86,7 +86,7 @@ class Stats:
         rows = []
         if self.last:
             rows += [("last prompt", self.last.prompt), ("last answer", self.last.decode)]
-            rows += [("  a token every", self.last.gaps)] if self.last.max_gap_s else []
+            rows += [("  per token", self.last.gaps)] if self.last.max_gap_s else []
         if self.session.answers:
             rows += [
                 ("session", units.count(self.session.answers, "answer")),

@@ -399,3 +399,17 @@ def test_anything_at_any_time(tmp_path: Path, seed: int, can_rewind: bool) -> No
 
 def ended(events: list[Event]) -> bool:
     return bool(events) and isinstance(events[-1], Finished)
+
+
+def test_a_full_disk_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Full(Disk):
+        def write(self, fd: int, data: memoryview, offset: int) -> None:
+            raise OSError(28, "No space left on device")
+
+    engine = Durable(tmp_path, disk=Full())
+    for prompt in (LONG, LONG[::-1], "something else that is long"):
+        engine.cached(prompt)
+    engine.pump()
+    said = [r.message for r in caplog.records if r.levelname == "WARNING"]
+    assert engine.keeper.stats.failed == 3
+    assert len(said) == 1 and "conversations are not kept on disk" in said[0] and "the disk is full" in said[0]

@@ -87,6 +87,7 @@ class Keeper:
     _unsaved: dict[ConversationId, None] = field(init=False, default_factory=dict)
     _saving: Saving | None = field(init=False, default=None)
     _loading: dict[Key, Loading] = field(init=False, default_factory=dict)
+    _told: str = field(init=False, default="")  # why saving failed
     _short: bool = field(init=False, default=False)  # of memory, since the last one came to rest
 
     def __post_init__(self) -> None:
@@ -237,7 +238,10 @@ class Keeper:
     def _saved(self, saving: Saving, tokens: Sequence[int], states: Sequence[Snapshot]) -> None:
         if saving.mark is None:
             self.stats.failed += 1
-            log.debug("%s was not saved: %s", saving.key[1], saving.error)
+            why = str(saving.error).removeprefix(f"{saving.key[1]}.kv was not saved: ")  # not by its random name
+            if saving.key[0] == "cache" and not saving.gave_way and why != self._told:
+                self._told = why  # once, and not for every conversation
+                log.warning("conversations are not kept on disk: %s", why)
             return
         self.stats.saved += 1
         self.stored.add(saving.key, tokens, [p for p, _ in saving.contents.snapshots], saving.mark)

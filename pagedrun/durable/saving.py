@@ -30,7 +30,8 @@ Call = Callable[[Callable[[], None]], None]
 class Saving:
     """A save under way. `done(self)` is called on the engine's thread; then `mark` is there, or `error`.
 
-    contents: with no `page` of its own. held: its pages; None: the file has them all.
+    contents: with no `page` of its own. held: its pages; None: the file has them all. gave_way: it failed because its
+    pages were needed for something else.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Saving:
         self.contents = replace(contents, page=self._page, ahead=self._announced)
         self.mark: Mark | None = None
         self.error: PagedrunError | None = None
+        self.gave_way = False
         self._folder, self._since, self._call, self._done = folder, since, call, done
         self._step = max(PIECE // contents.identity.frame_bytes, 1)
         self._wanted: deque[int] = deque()
@@ -103,4 +105,5 @@ class Saving:
                 raise LookupError("its pages are not in memory")
             self._given.put({number: self.held.page(number) for number in numbers})
         except LookupError as e:
+            self.gave_way = True
             self._given.put(e)

@@ -77,7 +77,8 @@ class Resting:
                 self._forget(other)
         self.index.add(conversation, tokens)
         self._manager.lay_down(conversation)
-        self.rested(conversation)
+        if conversation in self.index:
+            self.rested(conversation)
 
     def forget_one(self, *, all_of_it: bool = False, but: ConversationId | None = None) -> bool:
         """Forget the oldest one whose going makes room on the device, if any does. all_of_it: just the oldest one."""

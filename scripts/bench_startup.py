@@ -48,7 +48,7 @@ def main() -> None:
         'python -c "import pagedrun"': [python, "-c", "import pagedrun"],
         "pagedrun --help": [python, "-m", "pagedrun", "--help"],
         "pagedrun complete, first token": [
-            python, "-m", "pagedrun", "complete", "--raw", "-m", model, "-n", "8", "--temp", "0", "--cache-disk", "0", PROMPT,
+            python, "-m", "pagedrun", "complete", "--raw", "-m", model, "-n", "8", "--temp", "0", PROMPT,
         ],
         "llama-completion, first token": [
             llama, "-m", model, "-no-cnv", "--no-display-prompt", "-n", "8", "--temp", "0", "-p", PROMPT,

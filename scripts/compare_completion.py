@@ -90,7 +90,7 @@ class Sides:
         """The answer of pagedrun."""
         command = [
             sys.executable, "-m", "pagedrun", "complete", "--raw", "-m", str(self.model), "-n", str(N_TOKENS),
-            "--temp", "0", "--threads", str(self.threads), "--gpu-layers", str(self.gpu_layers),
+            "--temp", "0", "--threads", str(self.threads), "--gpu-layers", str(self.gpu_layers), "--cache-disk", "0",
         ]  # fmt: skip
         return subprocess.run(command, input=prompt.encode(), capture_output=True, check=True).stdout.decode()
 

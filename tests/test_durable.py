@@ -399,3 +399,49 @@ def test_anything_at_any_time(tmp_path: Path, seed: int, can_rewind: bool) -> No
 
 def ended(events: list[Event]) -> bool:
     return bool(events) and isinstance(events[-1], Finished)
+
+
+def test_a_full_disk_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Full(Disk):
+        def write(self, fd: int, data: memoryview, offset: int) -> None:
+            raise OSError(28, "No space left on device")
+
+    engine = Durable(tmp_path, disk=Full())
+    for prompt in (LONG, LONG[::-1], "something else that is long"):
+        engine.cached(prompt)
+    engine.pump()
+    said = [r.message for r in caplog.records if r.levelname == "WARNING"]
+    assert engine.keeper.stats.failed == 3
+    assert len(said) == 1 and "conversations are not kept on disk" in said[0] and "the disk is full" in said[0]
+
+
+@pytest.mark.parametrize("can_rewind", [True, False])
+def test_less_of_a_session_is_saved_without_its_pages_in_memory(tmp_path: Path, can_rewind: bool) -> None:
+    """By writing the file anew from itself; damage is not copied."""
+    engine = Durable(tmp_path, can_rewind=can_rewind, interval=4)
+    engine.keeper.automatic = False
+    answer = engine.ask(LONG + "the lazy dog")
+    told: list[object] = []
+    whole = LONG + "the lazy dog" + answer
+    path = tmp_path / "named" / "one.kv"
+    engine.keeper.save("one", list(whole.encode()), "1", told.append)
+    engine.pump()
+    before = path.stat().st_size
+    engine.forget_all()
+
+    def save(n: int, note: str) -> None:
+        with Session(path, IDENTITY):  # somebody reads it, so that it is not appended to
+            engine.keeper.save("one", list(whole[:n].encode()), note, told.append)
+            engine.pump()
+
+    save(13, "2")
+    assert told == [None, None] and path.stat().st_size < before
+    with Session(path, IDENTITY) as session:
+        assert (session.meta.note, session.meta.n_tokens, session.check().whole) == ("2", 13, True)
+        assert bool(session.meta.snapshots) == (not can_rewind)
+    damage(path, 0)
+    save(9, "3")
+    assert "page 0 of one.kv is damaged" in str(told[2])
+    with Session(path, IDENTITY) as session:
+        assert session.meta.note == "2"
+    assert engine.cached(whole[:13] + "?") == 0

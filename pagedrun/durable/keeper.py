@@ -15,11 +15,11 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pagedrun.durable.loading import Loading
 from pagedrun.durable.rates import Speeds
-from pagedrun.durable.saving import Call, Saving
+from pagedrun.durable.saving import Beginning, Call, Saving
 from pagedrun.durable.stored import Key, Stored, StoredIndex, common_prefix
 from pagedrun.errors import PagedrunError
 from pagedrun.kv import ConversationId, Held, PageManager, Snapshot
@@ -87,6 +87,7 @@ class Keeper:
     _unsaved: dict[ConversationId, None] = field(init=False, default_factory=dict)
     _saving: Saving | None = field(init=False, default=None)
     _loading: dict[Key, Loading] = field(init=False, default_factory=dict)
+    _told: str = field(init=False, default="")  # why saving failed
     _short: bool = field(init=False, default=False)  # of memory, since the last one came to rest
 
     def __post_init__(self) -> None:
@@ -182,14 +183,14 @@ class Keeper:
         kept = common_prefix(self.stored.tokens(key), wish.tokens) if entry else 0
 
         def done(saving: Saving) -> None:
-            self._saved(saving, tokens, states)
+            self._saved(saving, tokens)
             wish.told(saving.error)
 
         held, states = None, list[Snapshot]()
         mark = entry.mark if entry else None
-        if entry is not None and kept > n:  # memory has less of it than the file
+        if entry is not None and kept > n + 1:  # memory has less of it than the file; the last token is never computed
             tokens = list(wish.tokens[:kept])
-            snapshots = [(p, b) for p, b in self._in_file(entry) if p <= kept]
+            contents = self._beginning(entry, tokens, wish)
         else:
             tokens = list(wish.tokens[:n])
             try:
@@ -199,7 +200,8 @@ class Keeper:
                 return
             states = self._states(found[0], n) if found is not None else []
             snapshots = [(s.position, s.nbytes) for s in states]
-        self._begin(key, self._contents(tokens, snapshots, states, name=wish.name, note=wish.note), held, mark, done)
+            contents = self._contents(tokens, snapshots, states, name=wish.name, note=wish.note)
+        self._begin(key, contents, held, mark, done)
 
     def _begin_automatic(self) -> None:
         conversation = next(iter(self._unsaved))
@@ -221,7 +223,7 @@ class Keeper:
             return
         contents = self._contents(tokens, [(s.position, s.nbytes) for s in states], states)
         mark = before[0].mark if before else None
-        self._begin(key, contents, held, mark, lambda saving: self._saved(saving, tokens, states))
+        self._begin(key, contents, held, mark, lambda saving: self._saved(saving, tokens))
 
     def _begin(
         self, key: Key, contents: Contents, held: Held | None, mark: Mark | None, done: Callable[[Saving], None]
@@ -234,10 +236,13 @@ class Keeper:
 
         self._saving = Saving(self.folder, key, contents, held, mark, self.call, ended)
 
-    def _saved(self, saving: Saving, tokens: Sequence[int], states: Sequence[Snapshot]) -> None:
+    def _saved(self, saving: Saving, tokens: Sequence[int]) -> None:
         if saving.mark is None:
             self.stats.failed += 1
-            log.debug("%s was not saved: %s", saving.key[1], saving.error)
+            why = str(saving.error).removeprefix(f"{saving.key[1]}.kv was not saved: ")  # not by its random name
+            if saving.key[0] == "cache" and not saving.gave_way and why != self._told:
+                self._told = why  # once, and not for every conversation
+                log.warning("conversations are not kept on disk: %s", why)
             return
         self.stats.saved += 1
         self.stored.add(saving.key, tokens, [p for p, _ in saving.contents.snapshots], saving.mark)
@@ -292,13 +297,11 @@ class Keeper:
                 chosen.append(before[-1])
         return sorted(chosen, key=lambda s: s.position)
 
-    def _in_file(self, entry: Stored) -> list[tuple[int, int]]:
-        """(tokens, bytes) of the states of a file; none where it cannot be read."""
-        try:
-            meta = self.folder.show(entry.key[1], entry.key[0]).meta
-        except PagedrunError:
-            return []
-        return list(meta.snapshots) if meta else []
+    def _beginning(self, entry: Stored, tokens: Sequence[int], wish: _Wish) -> Contents:
+        """The first tokens of what a file has, and another text."""
+        source = Beginning(self.folder.path(entry.key[1], entry.key[0]), self.identity)
+        contents = self._contents(tokens, source.snapshots(len(tokens)), (), name=wish.name, note=wish.note)
+        return replace(contents, page=source.page, snapshot=source.snapshot)
 
     def _contents(
         self,

@@ -12,12 +12,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from pagedrun.durable.stored import Key
 from pagedrun.errors import PagedrunError, SessionError
 from pagedrun.kv import Held
 from pagedrun.kv.keeping import Bytes
-from pagedrun.sessions import Contents, Mark, NotSavedError, SessionFolder
+from pagedrun.sessions import Contents, Identity, Mark, NotSavedError, Session, SessionFolder, aligned, describe
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,8 @@ Call = Callable[[Callable[[], None]], None]
 class Saving:
     """A save under way. `done(self)` is called on the engine's thread; then `mark` is there, or `error`.
 
-    contents: with no `page` of its own. held: its pages; None: the file has them all.
+    held: its pages; None: `contents` gives them, on the thread. gave_way: it failed because its
+    pages were needed for something else.
     """
 
     def __init__(
@@ -44,9 +46,10 @@ class Saving:
         done: Callable[[Saving], None],
     ) -> None:
         self.key, self.held = key, held
-        self.contents = replace(contents, page=self._page, ahead=self._announced)
+        self.contents = contents if held is None else replace(contents, page=self._page, ahead=self._announced)
         self.mark: Mark | None = None
         self.error: PagedrunError | None = None
+        self.gave_way = False
         self._folder, self._since, self._call, self._done = folder, since, call, done
         self._step = max(PIECE // contents.identity.frame_bytes, 1)
         self._wanted: deque[int] = deque()
@@ -99,8 +102,43 @@ class Saving:
 
     def _give(self, numbers: Sequence[int]) -> None:
         try:
-            if self.held is None:
-                raise LookupError("its pages are not in memory")
+            assert self.held is not None  # or nobody would ask
             self._given.put({number: self.held.page(number) for number in numbers})
         except LookupError as e:
+            self.gave_way = True
             self._given.put(e)
+
+
+class Beginning:
+    """What a file has, for a save of less of it: read only if the file has to be written anew."""
+
+    def __init__(self, path: Path, identity: Identity) -> None:
+        self._path, self._identity = path, identity
+        self._session: Session | None = None
+
+    def snapshots(self, n_tokens: int) -> list[tuple[int, int]]:
+        """(tokens, bytes) of its states up to there; none where it cannot be read."""
+        try:
+            return [s for s in describe(self._path).snapshots if s[0] <= n_tokens]
+        except PagedrunError:
+            return []
+
+    def page(self, number: int) -> Bytes:
+        """A page. Raises SessionError."""
+        buffer = aligned(1, self._identity.frame_bytes)
+        if not self._opened().read_pages(number, buffer):
+            raise NotSavedError(f"page {number} of {self._path.name} is damaged")
+        page: Bytes = buffer[0]
+        return page
+
+    def snapshot(self, position: int) -> bytearray:
+        """A state. Raises SessionError."""
+        data = self._opened().read_snapshot(position)
+        if data is None:
+            raise NotSavedError(f"the state after {position} tokens in {self._path.name} is damaged")
+        return data
+
+    def _opened(self) -> Session:
+        if self._session is None:
+            self._session = Session(self._path, self._identity, direct=False, lock=False)
+        return self._session

@@ -93,7 +93,7 @@ class SessionFolder:
             return self._save("cache", key, contents, since)
         except SessionError as e:
             self.refused = e.message
-            log.warning("a conversation is not kept on disk: %s", e.message)
+            log.info("a conversation is not kept on disk: %s", e.message)
             return None
 
     def open(self, name: str, identity: Identity | None, kind: Kind = "named") -> Session:

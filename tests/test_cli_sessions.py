@@ -235,7 +235,10 @@ def test_the_real_thing(smollm2: Path, tmp_path: Path) -> None:
     before = first["usage"]["total_tokens"]
     assert second["usage"]["cached_tokens"] >= before - 8 - 4
     process = subprocess.Popen(
-        [*command, "Write a long story.", "-n", "1500", "--ignore-eos"], env=env, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
+        [*command, "Write a long story.", "-n", "1500", "--ignore-eos"],
+        env=env,
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
     )
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(4)

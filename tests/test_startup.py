@@ -22,6 +22,11 @@ HEAVY = {
     "jsonschema",
     "psutil",
     "pynvml",
+    "fastapi",
+    "prometheus_client",
+    "pydantic",
+    "starlette",
+    "uvicorn",
 }
 ROOT = Path(__file__).parents[1]
 

@@ -24,7 +24,6 @@ HEAVY = {
     "pynvml",
     "fastapi",
     "prometheus_client",
-    "pydantic",
     "starlette",
     "uvicorn",
 }

@@ -92,7 +92,7 @@ class Piece:
 
 @dataclass(slots=True)
 class Choice:
-    """One answer as far as it is there. n_reasoning: tokens of its thinking."""
+    """One answer as far as it is there. n_reasoning: tokens of its thinking, with the tags around it."""
 
     parser: ReplyParser | None
     content: str = ""
@@ -102,17 +102,18 @@ class Choice:
     finished: Finished | None = None
     n_reasoning: int = 0
     first_token: float = 0.0
-    _pending: list[TokenLogprob] = field(default_factory=list)
+    _tokens: list[int] = field(default_factory=list)
+    _logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def add(self, event: TextDelta, sizes: Callable[[int], int]) -> tuple[ReplyDelta, tuple[TokenLogprob, ...]]:
         """More text; answers what it added, and the log-probabilities of the content's tokens.
 
         sizes: bytes of a token's text.
         """
+        self._tokens += event.tokens
+        self._logprobs += event.logprobs
         delta = ReplyDelta(content=event.text) if self.parser is None else self.parser.feed(event.text)
-        if delta.reasoning and not delta.content:
-            self.n_reasoning += len(event.tokens)
-        return delta, self._took(delta, event.logprobs, sizes)
+        return delta, self._took(delta, sizes)
 
     def end(self, finished: Finished, sizes: Callable[[int], int]) -> tuple[ReplyDelta, tuple[TokenLogprob, ...]]:
         """No more text; answers what the parser had held back."""
@@ -120,7 +121,7 @@ class Choice:
         if self.parser is None:
             return ReplyDelta(), ()
         delta = self._rest(self.parser.finish())
-        return delta, self._took(delta, (), sizes)
+        return delta, self._took(delta, sizes)
 
     def _rest(self, whole: Message) -> ReplyDelta:
         calls = []
@@ -131,9 +132,8 @@ class Choice:
                 calls.append(ToolCallDelta(i, more))
         return ReplyDelta(whole.reasoning[len(self.reasoning) :], whole.content[len(self.content) :], tuple(calls))
 
-    def _took(
-        self, delta: ReplyDelta, logprobs: tuple[TokenLogprob, ...], sizes: Callable[[int], int]
-    ) -> tuple[TokenLogprob, ...]:
+    def _took(self, delta: ReplyDelta, sizes: Callable[[int], int]) -> tuple[TokenLogprob, ...]:
+        thinking = not self.content and not self.calls
         self.reasoning += delta.reasoning
         self.content += delta.content
         for call in delta.tool_calls:
@@ -141,26 +141,25 @@ class Choice:
                 self.calls.append(call)
             else:
                 known = self.calls[call.index]
-                self.calls[call.index] = ToolCallDelta(
-                    call.index, known.arguments + call.arguments, known.id, known.name
-                )
-        return self._of_content(delta, logprobs, sizes)
-
-    def _of_content(
-        self, delta: ReplyDelta, logprobs: tuple[TokenLogprob, ...], sizes: Callable[[int], int]
-    ) -> tuple[TokenLogprob, ...]:
-        """Of the tokens so far, those that the new content is made of: the last ones, back to its beginning."""
-        self._pending += logprobs
-        if not self._pending or not delta:
+                arguments = known.arguments + call.arguments
+                self.calls[call.index] = ToolCallDelta(call.index, arguments, known.id, known.name)
+        if not delta:
             return ()
-        pending, self._pending = self._pending, []
-        left, at = len(delta.content.encode()), len(pending)
-        while left > 0 and at > 0:
-            at -= 1
-            left -= sizes(pending[at].token)
-        mine = tuple(pending[at:])
+        at = self._begin_of(delta.content, sizes)
+        if thinking and self.reasoning:
+            self.n_reasoning += at
+        mine = tuple(self._logprobs[at:])
+        self._tokens, self._logprobs = [], []
         self.logprobs += mine
         return mine
+
+    def _begin_of(self, content: str, sizes: Callable[[int], int]) -> int:
+        """Where, of the tokens that were not given out, those begin that the new content is made of: the last ones."""
+        left, at = len(content.encode()), len(self._tokens)
+        while left > 0 and at > 0:
+            at -= 1
+            left -= sizes(self._tokens[at])
+        return at
 
 
 class Answers:

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from pagedrun.sampling import SamplingParams
 from pagedrun.server.errors import ApiError, invalid, unsupported
@@ -39,6 +39,16 @@ class Strict(BaseModel):
     """No conversions: "1" is no number. Whole numbers count as numbers."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+def _stop_tag(value: Any) -> str:
+    return f"{TAG}list" if isinstance(value, list) else f"{TAG}one"
+
+
+Stop = Annotated[
+    Annotated[str, Tag(f"{TAG}one")] | Annotated[list[str], Field(max_length=64), Tag(f"{TAG}list")],
+    Discriminator(_stop_tag),
+]
 
 
 class StreamOptions(Strict):
@@ -97,7 +107,7 @@ class Shared(SamplingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=128)
-    stop: str | Annotated[list[str], Field(max_length=64)] | None = None
+    stop: Stop | None = None
     max_tokens: int | None = Field(None, ge=1, lt=2**31)
     grammar: str | None = Field(None, min_length=1, max_length=1 << 20)
 
@@ -154,7 +164,7 @@ def _param(path: tuple[int | str, ...]) -> str:
     for part in path:
         if isinstance(part, int):
             text += f"[{part}]"
-        elif not part.startswith(TAG) and part not in ("str", "list[str]", "constrained-str"):
+        elif not part.startswith(TAG):
             text += f".{_short(part)}" if text else _short(part)
     return text
 

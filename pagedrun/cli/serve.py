@@ -125,8 +125,9 @@ def serve(
         located = generate.find_model(model if model is not None else named.model_option, pull=named.pull)
         with generate.open_model(located, engine, template) as service:
             how = _how(server, template, located, keys, max_body)
-            _greet(service, how, run.address_of(sock), server.host)
-            run.serve(Serving(service, how, settings), sock)
+            _greet(service, how, server.host)
+            listening = f"listening on {run.address_of(sock)}/v1 (Ctrl-C stops)"
+            run.serve(Serving(service, how, settings), sock, lambda: console.note(listening))
             console.note("stopped")
     finally:
         sock.close()
@@ -158,14 +159,13 @@ def _name(located: LocatedModel) -> str:
     return Path(located.name).stem if located.name == str(located.path) else located.name
 
 
-def _greet(service: Service, how: ServeSettings, address: str, host: str) -> None:
+def _greet(service: Service, how: ServeSettings, host: str) -> None:
     limits = service.limits
     window = f"{count(limits.max_seq_len, 'token')}"
     note = console.note
     note(f"{how.names[0]} · context {window} · {count(limits.max_num_seqs, 'answer')} at once · {service.model.device}")
     if host not in _LOOPBACK and not how.keys:
         console.warn(f"whoever reaches {host} may ask: there is no API key (--api-key-file)")
-    note(f"listening on {address}/v1 (Ctrl-C stops)")
 
 
 def _check_origins(origins: Sequence[str]) -> None:

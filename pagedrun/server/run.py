@@ -7,7 +7,7 @@ import contextlib
 import errno
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 
@@ -46,7 +46,7 @@ def address_of(sock: socket.socket) -> str:
 class Server(uvicorn.Server):
     """uvicorn, with our way to stop. A second signal does not wait."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: Serving, on_start: Callable[[], None] = lambda: None) -> None:
         config = uvicorn.Config(
             make_app(serving),
             access_log=False,
@@ -59,6 +59,12 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._serving = serving
+        self._on_start = on_start
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        await super().startup(sockets)
+        self._on_start()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -93,6 +99,6 @@ class Server(uvicorn.Server):
             self._serving.close()
 
 
-def serve(serving: Serving, sock: socket.socket) -> None:
+def serve(serving: Serving, sock: socket.socket, on_start: Callable[[], None]) -> None:
     """Serve on a bound socket until a signal comes. Answers that run may end; then it returns."""
-    Server(serving).run(sockets=[sock])
+    Server(serving, on_start).run(sockets=[sock])

@@ -56,6 +56,23 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
         {"model": "fake", "prompt": ["a", "b"], "max_tokens": 3, "logprobs": 2, "n": 2, "best_of": 2, "stop": "x"},
     ),
     ("/v1/completions", {"prompt": [[1, 2], [3]], "echo": True, "stream": True, "grammar": 'root ::= "a"'}),
+    (
+        "/v1/messages",
+        {
+            "max_tokens": 5,
+            "system": [{"type": "text", "text": "x"}],
+            "messages": [
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "look", "input": {"a": 1}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "blue"}]},
+            ],
+            "tools": [{"name": "look", "input_schema": {"type": "object"}}],
+            "tool_choice": {"type": "tool", "name": "look"},
+            "thinking": {"type": "enabled", "budget_tokens": 1024},
+            "stop_sequences": ["x"],
+            "stream": True,
+        },
+    ),
     ("/tokenize", {"content": "text", "add_special": True, "with_pieces": True}),
     ("/detokenize", {"tokens": [1, 2, 3]}),
     ("/apply-template", {"messages": [{"role": "user", "content": "hi"}]}),

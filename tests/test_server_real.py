@@ -238,6 +238,28 @@ def _leave(live: Live, ask: dict[str, Any], headers: dict[str, str]) -> None:
     raise httpx.ReadTimeout("left")
 
 
+def test_the_anthropic_package(live: Live) -> None:
+    import anthropic
+
+    tool = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
+    ask: dict[str, Any] = {"model": MODEL, "messages": CAPITAL, "max_tokens": 60, "extra_body": {"temperature": 0}}
+    with anthropic.Anthropic(base_url=live.url, api_key="k3y", max_retries=0) as client:
+        whole = client.messages.create(**ask, system="You are a helpful assistant.")
+        assert whole.content[0].type == "text" and "Paris" in whole.content[0].text
+        assert whole.stop_reason == "end_turn"
+        with client.messages.stream(**ask, system="You are a helpful assistant.") as stream:
+            assert stream.get_final_message().content[0].text == whole.content[0].text  # type: ignore[union-attr]
+        count = client.messages.count_tokens(model=MODEL, messages=CAPITAL, system="You are a helpful assistant.")  # type: ignore[arg-type]
+        assert count.input_tokens == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
+        with client.messages.stream(**ask, tools=[tool], tool_choice={"type": "any"}) as stream:  # type: ignore[list-item]
+            use = stream.get_final_message().content[0]
+        assert use.type == "tool_use" and use.input["city"] in ("Paris", "Rome")  # type: ignore[index]
+        with pytest.raises(anthropic.BadRequestError):
+            client.messages.create(**{**ask, "extra_body": {"temperature": -1}})
+        with pytest.raises(anthropic.AuthenticationError):
+            client.with_options(api_key="wrong").messages.create(**ask)
+
+
 def test_curl(live: Live) -> None:
     body = json.dumps({"messages": CAPITAL, "temperature": 0, "stream": True})
     command = ["curl", "-sN", f"{live.url}/v1/chat/completions", "-H", "Authorization: Bearer k3y", "-d", body]

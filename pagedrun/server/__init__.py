@@ -5,6 +5,7 @@ asking                from an `Ask`, whatever API it came through, to the engine
 answers, gate         events of the engine in the event loop; how many may wait
 http                  one request from its body to its last event; ends when the client leaves
 chat, completions     OpenAI's objects and chunks (replies: what they share)
+messages              Anthropic's, with messages_fields
 tools, metrics, docs  tokens, health, figures, a look inside, /docs
 guard, app, run       keys and origins, routes, listening and stopping
 

@@ -14,15 +14,16 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from pagedrun import __version__
 from pagedrun.errors import PagedrunError
-from pagedrun.server import chat, completions, tools
+from pagedrun.server import chat, completions, messages, messages_fields, tools
 from pagedrun.server.body import Gone, read_json
 from pagedrun.server.chat_fields import REFUSED, ChatRequest
 from pagedrun.server.completions import CompletionPresenter, CompletionRequest
 from pagedrun.server.docs import SCHEMAS, page, request_body
 from pagedrun.server.errors import ApiError, of_ours
 from pagedrun.server.fields import validated
-from pagedrun.server.guard import Guard
+from pagedrun.server.guard import Guard, body_for
 from pagedrun.server.http import Answering, gone
+from pagedrun.server.messages_fields import CountRequest, MessagesRequest
 from pagedrun.server.serving import Serving
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -32,6 +33,7 @@ def make_app(serving: Serving) -> FastAPI:
     """The application over a loaded model."""
     app = FastAPI(title="pagedrun", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     _add_answers(app, serving)
+    _add_messages(app, serving)
     _add_tools(app, serving)
     _add_views(app, serving)
     _add_docs(app)
@@ -74,6 +76,26 @@ def _add_answers(app: FastAPI, serving: Serving) -> None:
 
     _post(app, "/v1/chat/completions", chat_completions, ChatRequest)
     _post(app, "/v1/completions", complete, CompletionRequest)
+
+
+def _add_messages(app: FastAPI, serving: Serving) -> None:
+    async def create_message(request: Request) -> Response:
+        """Answer a chat, as Anthropic's API does."""
+        data = await read_json(request, serving.settings.max_body, serving.prepare)
+        asked = validated(MessagesRequest, data, messages_fields.REFUSED)
+        serving.check_model(asked.model)
+        presenter = messages.MessagesPresenter(serving, tuple(asked.stop_sequences or ()))
+        return Answering(serving, partial(messages.task_of, serving, asked), presenter, stream=bool(asked.stream))
+
+    async def count_tokens(request: Request) -> Response:
+        """Count the tokens of a chat."""
+        data = await read_json(request, serving.settings.max_body, serving.prepare)
+        asked = validated(CountRequest, data, messages_fields.REFUSED)
+        serving.check_model(asked.model)
+        return JSONResponse(await tools.aside(serving, partial(messages.count, serving, asked)))
+
+    _post(app, "/v1/messages", create_message, MessagesRequest)
+    _post(app, "/v1/messages/count_tokens", count_tokens, CountRequest)
 
 
 def _add_tools(app: FastAPI, serving: Serving) -> None:
@@ -157,7 +179,7 @@ def _get(app: FastAPI, path: str, endpoint: Callable[..., Awaitable[Response]], 
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return JSONResponse(error.body, error.status, error.headers)
+    return JSONResponse(body_for(request.url.path, error), error.status, error.headers)
 
 
 async def _our_error(request: Request, error: Exception) -> Response:
@@ -169,4 +191,4 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """No such path, or not with this method."""
     assert isinstance(error, HTTPException)
     told = ApiError(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}")
-    return JSONResponse(told.body, told.status, error.headers)
+    return JSONResponse(body_for(request.url.path, told), told.status, error.headers)

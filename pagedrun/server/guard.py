@@ -11,11 +11,13 @@ import hmac
 import ipaddress
 import logging
 import time
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pagedrun.server import messages
 from pagedrun.server.errors import ApiError
 from pagedrun.server.serving import Serving
 
@@ -50,7 +52,8 @@ class Guard:
 
         try:
             if (refused := self._refused(scope)) is not None:
-                await JSONResponse(refused.body, refused.status, refused.headers)(scope, receive, sending)
+                body = body_for(scope["path"], refused)
+                await JSONResponse(body, refused.status, refused.headers)(scope, receive, sending)
             else:
                 await self._app(scope, receive, sending)
         except Exception:
@@ -58,7 +61,7 @@ class Guard:
             if status != 499:  # the response has begun: it can only be cut off
                 raise
             failed = ApiError(500, "the server failed; its log says more", code="internal_error")
-            await JSONResponse(failed.body, failed.status)(scope, receive, sending)
+            await JSONResponse(body_for(scope["path"], failed), failed.status)(scope, receive, sending)
         finally:
             path = scope["path"] if scope["path"] in self._paths else "other"
             self._serving.metrics.requests.labels(path, str(status)).inc()
@@ -90,6 +93,11 @@ class Guard:
         for key in self._keys:
             known |= hmac.compare_digest(key, digest)
         return known
+
+
+def body_for(path: str, error: ApiError) -> dict[str, Any]:
+    """The error in the shape of the API that a path belongs to."""
+    return messages.error_body(error) if path.startswith("/v1/messages") else error.body
 
 
 def _digest(key: str) -> bytes:

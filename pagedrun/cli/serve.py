@@ -126,6 +126,7 @@ def serve(
         with generate.open_model(located, engine, template) as service:
             how = _how(server, template, located, keys, max_body)
             _greet(service, how, server.host)
+            _log()
             listening = f"listening on {run.address_of(sock)}/v1 (Ctrl-C stops)"
             run.serve(Serving(service, how, settings), sock, lambda: console.note(listening))
             console.note("stopped")
@@ -166,6 +167,15 @@ def _greet(service: Service, how: ServeSettings, host: str) -> None:
     note(f"{how.names[0]} · context {window} · {count(limits.max_num_seqs, 'answer')} at once · {service.model.device}")
     if host not in _LOOPBACK and not how.keys:
         console.warn(f"whoever reaches {host} may ask: there is no API key (--api-key-file)")
+
+
+def _log() -> None:
+    """With -v, a line for each request."""
+    import logging
+
+    if console.verbose:
+        logging.basicConfig(format="%(asctime)s %(message)s")
+        logging.getLogger("pagedrun.server").setLevel(logging.INFO)
 
 
 def _check_origins(origins: Sequence[str]) -> None:

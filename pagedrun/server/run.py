@@ -21,6 +21,7 @@ _BACKLOG = 1024
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket that nobody can connect to before the server listens; port 0 picks one. Raises UsageError."""
+    sock = None
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
@@ -28,6 +29,8 @@ def bind(host: str, port: int) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
     except (OSError, UnicodeError) as e:
+        if sock is not None:
+            sock.close()
         if isinstance(e, OSError) and e.errno == errno.EADDRINUSE:
             raise UsageError(
                 f"port {port} of {host} is in use", hint="another one: --port; any that is free: --port 0"

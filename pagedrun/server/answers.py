@@ -39,7 +39,7 @@ class Bridge:
         self._on_event = on_event
         self._sent: deque[Tagged] = deque()
         self._arrived: list[Tagged] = []
-        self._some = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
         self._woken = False
 
     def put(self, index: int, event: Event) -> None:
@@ -53,9 +53,13 @@ class Bridge:
     async def take(self, timeout_s: float | None) -> list[Tagged]:
         """What came since the last time; empty when nothing did for so long."""
         if not self._arrived:
-            self._some.clear()
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._some.wait(), timeout_s)
+            self._waiter = waiter = self._loop.create_future()
+            timer = None if timeout_s is None else self._loop.call_later(timeout_s, _release, waiter)
+            try:
+                await waiter
+            finally:
+                if timer is not None:
+                    timer.cancel()
         taken, self._arrived = self._arrived, []
         return taken
 
@@ -65,7 +69,12 @@ class Bridge:
             tagged = self._sent.popleft()
             self._on_event(*tagged)
             self._arrived.append(tagged)
-        self._some.set()
+        _release(self._waiter)
+
+
+def _release(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

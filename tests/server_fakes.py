@@ -121,7 +121,9 @@ class Fake:
     def call(self, method: str, path: str, **more: Any) -> httpx.Response:
         async def one() -> httpx.Response:
             async with self.client() as client:
-                return await client.request(method, path, **more)
+                answer = await client.request(method, path, **more)
+            await eventually(lambda: self.serving.gate.inside == 0)  # what was cancelled ends in this loop
+            return answer
 
         return asyncio.run(one())
 

@@ -260,6 +260,27 @@ def test_the_anthropic_package(live: Live) -> None:
             client.with_options(api_key="wrong").messages.create(**ask)
 
 
+def test_responses(client: openai.OpenAI) -> None:
+    ask: dict[str, Any] = {"model": MODEL, "temperature": 0, "instructions": "You are a helpful assistant."}
+    first = client.responses.create(**ask, input="What is the capital of France?")
+    assert "Paris" in first.output_text and first.status == "completed" and first.usage
+    second = client.responses.create(**ask, input="And of Italy?", previous_response_id=first.id)
+    assert "Rome" in second.output_text
+    assert second.usage and second.usage.input_tokens_details.cached_tokens > first.usage.input_tokens
+    with client.responses.stream(**ask, input="What is the capital of France?") as stream:
+        kinds = [event.type for event in stream]
+        assert stream.get_final_response().output_text == first.output_text
+    assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
+    assert client.responses.retrieve(first.id).output_text == first.output_text
+    client.responses.delete(first.id)
+    tool: Any = {"type": "function", **WEATHER["function"], "strict": True}
+    made = client.responses.create(
+        **ask, input="Weather in Rome?", tools=[tool], tool_choice="required", max_output_tokens=60
+    )
+    call = made.output[0]
+    assert call.type == "function_call" and json.loads(call.arguments)["city"] in ("Paris", "Rome")
+
+
 def test_curl(live: Live) -> None:
     body = json.dumps({"messages": CAPITAL, "temperature": 0, "stream": True})
     command = ["curl", "-sN", f"{live.url}/v1/chat/completions", "-H", "Authorization: Bearer k3y", "-d", body]

@@ -6,6 +6,7 @@ answers, gate         events of the engine in the event loop; how many may wait
 http                  one request from its body to its last event; ends when the client leaves
 chat, completions     OpenAI's objects and chunks (replies: what they share)
 messages              Anthropic's, with messages_fields
+responses             OpenAI's newer API, with responses_fields and responses_store
 tools, metrics, docs  tokens, health, figures, a look inside, /docs
 guard, app, run       keys and origins, routes, listening and stopping
 

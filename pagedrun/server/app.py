@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from pagedrun import __version__
 from pagedrun.errors import PagedrunError
-from pagedrun.server import chat, completions, messages, messages_fields, tools
+from pagedrun.server import chat, completions, messages, messages_fields, responses_fields, tools
 from pagedrun.server.body import Gone, read_json
 from pagedrun.server.chat_fields import REFUSED, ChatRequest
 from pagedrun.server.completions import CompletionPresenter, CompletionRequest
@@ -24,6 +24,9 @@ from pagedrun.server.fields import validated
 from pagedrun.server.guard import Guard, body_for
 from pagedrun.server.http import Answering, gone
 from pagedrun.server.messages_fields import CountRequest, MessagesRequest
+from pagedrun.server.responses import ResponsesPresenter
+from pagedrun.server.responses_fields import ResponsesRequest
+from pagedrun.server.responses_store import Responses
 from pagedrun.server.serving import Serving
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -34,6 +37,7 @@ def make_app(serving: Serving) -> FastAPI:
     app = FastAPI(title="pagedrun", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     _add_answers(app, serving)
     _add_messages(app, serving)
+    _add_responses(app, serving)
     _add_tools(app, serving)
     _add_views(app, serving)
     _add_docs(app)
@@ -47,7 +51,7 @@ def make_app(serving: Serving) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(serving.settings.cors),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["Retry-After"],
         )
@@ -96,6 +100,30 @@ def _add_messages(app: FastAPI, serving: Serving) -> None:
 
     _post(app, "/v1/messages", create_message, MessagesRequest)
     _post(app, "/v1/messages/count_tokens", count_tokens, CountRequest)
+
+
+def _add_responses(app: FastAPI, serving: Serving) -> None:
+    kept = Responses()
+
+    async def create_response(request: Request) -> Response:
+        """Answer a chat as items; `previous_response_id` goes on from an earlier one."""
+        data = await read_json(request, serving.settings.max_body, serving.prepare)
+        asked = validated(ResponsesRequest, data, responses_fields.REFUSED)
+        serving.check_model(asked.model)
+        presenter = ResponsesPresenter(serving, asked, data, kept)
+        return Answering(serving, presenter.task, presenter, stream=bool(asked.stream))
+
+    async def get_response(response_id: str) -> Response:
+        return JSONResponse(kept.get(response_id).response)
+
+    async def delete_response(response_id: str) -> Response:
+        kept.remove(response_id)
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+    _post(app, "/v1/responses", create_response, ResponsesRequest)
+    one = "/v1/responses/{response_id}"
+    _get(app, one, get_response, "A response that is still kept.")
+    app.add_api_route(one, delete_response, methods=["DELETE"], description="Forget one.", response_model=None)
 
 
 def _add_tools(app: FastAPI, serving: Serving) -> None:

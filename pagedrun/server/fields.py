@@ -133,7 +133,7 @@ def validated(model: type[M], data: Mapping[str, Any], refused: Mapping[str, str
     """The request. refused: fields that are known and not honoured, and what to do instead. Raises ApiError."""
     given: dict[str, Any] = {}
     for name, value in data.items():
-        if value is None or name in IGNORED:
+        if value is None or (name in IGNORED and name not in model.model_fields):
             continue
         if refused and name in refused:
             raise unsupported(name, refused[name])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pytest
+
 from pagedrun.errors import EngineError, GrammarError
 from pagedrun.step import RunnerLimits
 from tests.server_fakes import CHAT, Caller, Fake, events_of, eventually, fake_server, run
@@ -174,6 +176,24 @@ def test_what_goes_wrong_later_ends_the_stream_with_an_error() -> None:
         run(scenario(fake))
         assert fake.chat().status_code == 200
         assert idle(fake)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_died_is_noticed() -> None:
+    async def scenario(fake: Fake) -> None:
+        gate = gated(fake)
+        streamed, whole = Caller(fake.app, PATH, STREAM), Caller(fake.app, PATH, CHAT)
+        await eventually(lambda: fake.serving.gate.inside == 2)
+        fake.runner.fail_run = SystemExit()  # type: ignore[assignment]
+        gate.release(100)
+        await asyncio.gather(streamed.task, whole.task)
+        assert b"the engine has stopped" in streamed.body and whole.status == 503
+        async with fake.client() as client:
+            assert (await client.post(PATH, json=CHAT)).status_code == 503
+            assert (await client.get("/ready")).status_code == 503
+
+    with fake_server(keep_alive_s=0.05) as fake:
+        run(scenario(fake))
 
 
 def test_many_at_once_get_their_own_answers() -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pagedrun.chat import Message, ReplyDelta, ReplyParser, ToolCallDelta
 from pagedrun.errors import EngineError
 from pagedrun.request import Event, Finished, FinishReason, GenerationRequest, TextDelta, TokenLogprob
-from pagedrun.server.errors import ApiError, not_ready, of_ours
+from pagedrun.server.errors import not_ready, of_ours
 
 if TYPE_CHECKING:
     from pagedrun.server.serving import Serving
@@ -224,7 +224,10 @@ class Answers:
         Raises ApiError for an answer that failed, or that was cancelled because the server stops.
         """
         pieces = []
-        for index, event in self._joined(await self._bridge.take(timeout_s)):
+        events = await self._bridge.take(timeout_s)
+        if not events and not self._serving.service.alive:
+            raise not_ready("the engine has stopped")
+        for index, event in self._joined(events):
             choice = self.choices[index]
             if isinstance(event, TextDelta):
                 delta, logprobs = choice.add(event, self._serving.piece_size)
@@ -236,7 +239,7 @@ class Answers:
                 raise of_ours(event.error or EngineError("the answer could not be generated"))
             if event.reason is FinishReason.CANCELLED:
                 choice.finished = event
-                raise not_ready("the server is stopping") if self._serving.gate.stopping else _cut_off()
+                raise not_ready("the server is stopping")
             delta, logprobs = choice.end(event, self._serving.piece_size)
             pieces.append(Piece(index, delta, logprobs, event))
         return pieces
@@ -269,7 +272,3 @@ class Answers:
         timings = event.timings
         self._serving.gate.leave(seconds=timings.prompt_s + timings.decode_s)
         metrics.ended(event)
-
-
-def _cut_off() -> ApiError:
-    return ApiError(500, "the answer was cancelled", code="cancelled")

@@ -57,7 +57,7 @@ class Answering(Response):
             async with Answers(serving, task) as answers:
                 if not self._stream:
                     while not answers.ended:
-                        await answers.more()
+                        await answers.more(serving.settings.keep_alive_s)
                     await JSONResponse(presenter.whole(answers))(scope, receive, send)
                     return
                 # What goes wrong at once is an error like any other; after a while the client has to hear something.

@@ -96,5 +96,5 @@ class Serving:
             answers.cancel()
 
     def close(self) -> None:
-        """After the last request. The service is the caller's to close."""
-        self.prepare.shutdown(wait=False, cancel_futures=True)
+        """After the last request. The service is the caller's to close; nobody reads its vocabulary any more then."""
+        self.prepare.shutdown(cancel_futures=True)

@@ -83,7 +83,7 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
                 {"type": "function_call_output", "call_id": "c", "output": "blue"},
             ],
             "tools": [{"type": "function", "name": "look", "parameters": {"type": "object"}}],
-            "tool_choice": {"type": "function", "name": "look"},
+            "tool_choice": "required",
             "text": {"format": {"type": "json_schema", "name": "s", "schema": _SCHEMA}},
             "reasoning": {"effort": "low"},
             "include": ["message.output_text.logprobs"],

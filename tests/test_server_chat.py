@@ -108,7 +108,7 @@ def test_stop_strings_and_lengths() -> None:
         assert fake.chat(stop=["xx", "lo"]).json()["choices"][0]["message"]["content"] == "Hel"
         cut = fake.chat(max_tokens=3).json()["choices"][0]
         assert cut["finish_reason"] == "length" and cut["message"]["content"] == "Hel"
-        assert fake.chat(max_tokens=3, max_completion_tokens=5).json()["usage"]["completion_tokens"] == 5
+        assert fake.chat(max_completion_tokens=5).json()["usage"]["completion_tokens"] == 5
         assert fake.request.stop == ("<stop>",)
 
 
@@ -214,6 +214,16 @@ def test_response_formats() -> None:
         assert json.loads(fake.options.json_schema or "") == schema
         fake.chat(grammar='root ::= "a"')
         assert fake.request.grammar.text == 'root ::= "a"'
+
+
+def test_a_schema_and_tools() -> None:
+    form = {"type": "json_object"}
+    with fake_server("<call>look {}</call>") as fake:
+        assert fake.chat(response_format=form, tools=[TOOL], tool_choice="required").status_code == 200
+        assert fake.options.json_schema is None and fake.options.tools
+        assert fake.chat(response_format=form, tools=[TOOL], tool_choice="none").status_code == 200
+        assert fake.options.json_schema is not None
+        assert fake.chat(response_format=form, tools=[TOOL]).json()["error"]["param"] == "tools"
 
 
 def test_how_much_is_thought() -> None:

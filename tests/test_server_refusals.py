@@ -76,6 +76,8 @@ BAD = [
     ({"verbosity": "low"}, "verbosity"),
     ({"best_of": 2}, "best_of"),
     ({"num_ctx": 4096}, "num_ctx"),
+    ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+    ({"repetition_penalty": 1.1, "repeat_penalty": 1.2}, "repeat_penalty"),
     ({"ignore_eos": True, "grammar": "x"}, "ignore_eos"),
 ]
 

@@ -89,7 +89,16 @@ def _options(serving: Serving, ask: Ask) -> ChatOptions:
             budget = BUDGETS[ask.effort] if budget is None else budget
         else:
             raise unsupported("reasoning_effort", "is not supported: the model does not think before it answers")
-    return replace(ask.options, think=think, template_kwargs=kwargs, reasoning_budget=budget)
+    return replace(_schema_or_tools(ask.options), think=think, template_kwargs=kwargs, reasoning_budget=budget)
+
+
+def _schema_or_tools(options: ChatOptions) -> ChatOptions:
+    """The options, without a schema where there has to be a call. Raises ApiError where it would rule calls out."""
+    if options.json_schema is None or not options.tools or options.tool_choice == "none":
+        return options
+    if options.tool_choice == "required":
+        return replace(options, json_schema=None)  # the answer is a call
+    raise unsupported("tools", "with a schema for the answer needs a 'tool_choice' that says which of both it is to be")
 
 
 def recommended(serving: Serving, sampling: SamplingParams, think: bool | None) -> SamplingParams:

@@ -21,6 +21,8 @@ def ask_of(asked: ChatRequest) -> Ask:
         raise invalid("'top_logprobs' is only for 'logprobs': true", "top_logprobs")
     if asked.grammar is not None and asked.response_format is not None and asked.response_format.type != "text":
         raise invalid("'grammar' and 'response_format' exclude each other", "grammar")
+    if asked.max_tokens is not None and asked.max_completion_tokens not in (None, asked.max_tokens):
+        raise invalid("'max_tokens' is another name of 'max_completion_tokens', and they differ", "max_tokens")
     tools, choice = tools_of(asked)
     opens = asked.add_generation_prompt
     options = ChatOptions(

@@ -140,6 +140,8 @@ def validated(model: type[M], data: Mapping[str, Any], refused: Mapping[str, str
         known = _ALIASES.get(name, name)
         if known not in model.model_fields:
             raise ApiError(400, f"unknown field '{_short(name)}'", param=_short(name), code="unknown_parameter")
+        if known in given:
+            raise invalid(f"'{_short(name)}' is another name of '{known}', which is there as well", name)
         given[known] = value
     try:
         return model.model_validate(given)

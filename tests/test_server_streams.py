@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
+from random import Random
 
 import pytest
 
@@ -206,3 +208,38 @@ def test_many_at_once_get_their_own_answers() -> None:
     with fake_server() as fake:
         run(scenario(fake))
         assert idle(fake)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_streams_that_are_left_at_any_moment_harm_no_other(seed: int) -> None:
+    async def one(fake: Fake, random: Random, n: int) -> None:
+        """Ask, and leave after a while or read to the end, which then is right."""
+        stream, length = random.random() < 0.7, random.randrange(1, 60)
+        words = "y" * random.choice((1, 200, 900)) + str(n)
+        data = {"messages": [{"role": "user", "content": words}], "stream": stream, "max_tokens": length}
+        if leaves := random.random() < 0.5:
+            data |= {"max_tokens": 3000}
+        caller = Caller(fake.app, PATH, data)
+        if leaves:
+            await asyncio.sleep(random.random() * 0.2)
+            caller.leave()
+            await caller.task
+            return
+        await caller.task
+        body = caller.body.decode()
+        assert caller.status == 200 and caller.done, body
+        if not stream:
+            assert json.loads(body)["choices"][0]["message"]["content"] == "x" * length
+            return
+        *chunks, done = events_of(body)
+        assert done == "[DONE]"
+        assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == "x" * length
+
+    async def scenario(fake: Fake) -> None:
+        random, tasks = Random(seed), asyncio.all_tasks()
+        await asyncio.gather(*(one(fake, random, n) for n in range(64)))
+        await eventually(lambda: idle(fake))
+        assert asyncio.all_tasks() == tasks
+
+    with fake_server("x" * 3000) as fake:
+        run(scenario(fake))

@@ -129,13 +129,15 @@ class EngineConfig:
             _check(field.name, getattr(self, field.name), field.name)
 
 
-def load_config(flags: Mapping[str, Any] | None = None, *, file: Path | None = None) -> EngineConfig:
-    """The settings in force. Flags that are None count as not given.
+def load_config(
+    flags: Mapping[str, Any] | None = None, *, file: Path | None = None, defaults: Mapping[str, Any] | None = None
+) -> EngineConfig:
+    """The settings in force. Flags that are None count as not given. defaults: in place of EngineConfig's own.
 
     Raises UsageError for an unknown name, a wrong type or a value out of range, naming where it came from.
     """
     path = file or config_dir() / "config.toml"
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = dict(defaults or {})
     if file or path.exists():
         values |= _typed(_read(path), lambda name: f"{path}: {name}")
     values |= _typed(_environment(), lambda name: f"the environment: {_PREFIX}{name.upper()}")

@@ -98,7 +98,7 @@ def load_service(
     if yarn is not None and engine.max_tokens < config.max_seq_len:
         runner.shutdown()
         raise _scaled_for_less(engine.max_tokens, config, facts.context or 0)
-    return Service(engine, info, templates, sampling_defaults=sampling_defaults, identity=identity)
+    return Service(engine, info, templates, sampling_defaults=sampling_defaults, identity=identity, plan=plan)
 
 
 def _scaled_for_less(n_tokens: int, config: EngineConfig, trained: int) -> NotEnoughMemoryError:

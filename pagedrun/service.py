@@ -1,6 +1,7 @@
 """A loaded model that answers requests from any thread.
 
 service.submit(request) -> Stream    iterate over it for TextDelta ... Finished; `cancel()` from anywhere
+service.submit(request, sink)        the events go to `sink` instead, on the engine thread
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pagedrun.engine import Call, Cancel, Engine, EngineStats, Shutdown, Submit, start
+from pagedrun.engine import Call, Cancel, Engine, EngineStats, Shutdown, Sink, Submit, start
 from pagedrun.errors import ContextLengthError, EngineError, ParameterError, RequestError
 from pagedrun.model import ModelInfo
 from pagedrun.request import Event, Finished, GenerationRequest, RequestId
@@ -22,6 +23,7 @@ from pagedrun.step import RunnerLimits, Vocab
 if TYPE_CHECKING:
     from pagedrun.chat import ChatTemplates
     from pagedrun.durable import Keeper
+    from pagedrun.plan import Plan
     from pagedrun.sessions import Identity
 
 MAX_LOGPROBS = 20  # alternatives per token, as in the OpenAI API
@@ -58,7 +60,8 @@ class Stream:
 class Service:
     """A model, its engine thread, and its chat templates. A context manager; thread-safe.
 
-    identity: what files of saved conversations have to agree with; None: none are saved.
+    identity: what files of saved conversations have to agree with; None: none are saved. plan: what was to go where;
+    None where llama.cpp decided.
     """
 
     def __init__(
@@ -69,8 +72,10 @@ class Service:
         *,
         sampling_defaults: Mapping[str, Any] | None = None,
         identity: Identity | None = None,
+        plan: Plan | None = None,
     ) -> None:
         self.model = model
+        self.plan = plan
         self.templates = templates
         self.identity = identity
         self._engine = engine
@@ -99,6 +104,11 @@ class Service:
         return self._engine.runner.vocab
 
     @property
+    def alive(self) -> bool:
+        """Whether the engine takes requests."""
+        return self._thread.is_alive()
+
+    @property
     def stats(self) -> EngineStats:
         """Running totals of the engine."""
         return self._engine.stats
@@ -116,8 +126,8 @@ class Service:
         """The request with every sampling setting filled in: registry, then the GGUF's own, then llama.cpp's."""
         return replace(request, sampling=request.sampling.with_defaults(*self._defaults))
 
-    def submit(self, request: GenerationRequest) -> Stream:
-        """Start generating.
+    def submit(self, request: GenerationRequest, sink: Sink | None = None) -> Stream:
+        """Start generating. With a `sink` the stream is there to be cancelled only; the sink must not block.
 
         Raises ContextLengthError, ParameterError or RequestError at once for what can be seen beforehand;
         EngineError when the service is closed. What goes wrong later arrives as `Finished` with an error.
@@ -127,7 +137,7 @@ class Service:
             raise EngineError("the engine has stopped")
         request_id = RequestId(next(self._ids))
         stream = Stream(request_id, lambda: self._engine.inbox.put(Cancel(request_id)))
-        self._engine.inbox.put(Submit(Sequence(request_id, self.complete_sampling(request)), stream.put))
+        self._engine.inbox.put(Submit(Sequence(request_id, self.complete_sampling(request)), sink or stream.put))
         return stream
 
     def close(self) -> None:

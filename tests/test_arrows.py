@@ -27,6 +27,7 @@ ROOMS: list[tuple[str, ...]] = [
     ("hub",),
     ("native", "doctor"),
     ("service",),
+    ("server",),
     ("planning", "spilling", "lasting"),
     ("opening",),
     ("load",),
@@ -38,7 +39,7 @@ ROOMS: list[tuple[str, ...]] = [
 # Policy runs under a fake runner, without a model and without C.
 POLICY = (
     "config", "request", "sampling", "step", "text", "chat", "kv", "plan", "slots", "sequence", "line", "stall",
-    "pausing", "following", "scheduler", "engine", "service",
+    "pausing", "following", "scheduler", "engine", "service", "server",
 )  # fmt: skip
 
 

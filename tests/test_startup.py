@@ -22,6 +22,10 @@ HEAVY = {
     "jsonschema",
     "psutil",
     "pynvml",
+    "fastapi",
+    "prometheus_client",
+    "starlette",
+    "uvicorn",
 }
 ROOT = Path(__file__).parents[1]
 

@@ -3,6 +3,7 @@
 types       messages, options, what comes out; the protocols that `native.door` satisfies
 templates   ChatTemplates: render messages, with tools, schemas and thinking as the model knows them
 replies     ReplyParser: an answer's text, as it grows, into reasoning, content and tool calls
+tool_prelude  tools for templates that know none
 jinja       the second engine, for templates that llama.cpp's own cannot run
 """
 

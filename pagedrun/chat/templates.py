@@ -10,6 +10,7 @@ from typing import Any
 
 from pagedrun.chat.jinja import JinjaTemplate, TagReplies, opens_thinking
 from pagedrun.chat.replies import ReplyParser
+from pagedrun.chat.tool_prelude import with_tools, without_preamble
 from pagedrun.chat.types import (
     ChatDoor,
     ChatOptions,
@@ -44,6 +45,7 @@ class ChatTemplates:
 
     def __init__(self, door: ChatDoor, model: Any, source: str | None = None) -> None:
         self._door = door
+        self._model = model
         self._facts = dict(door.template_facts(model))
         if source is not None:
             self._facts["source"] = source
@@ -51,6 +53,8 @@ class ChatTemplates:
         self.supports_thinking = False
         self._jinja: JinjaTemplate | None = None
         self._template: TemplateDoor | None = None
+        self._with_tools: TemplateDoor | None = None
+        self._caps: Mapping[str, bool] = {}
         self._broken: TemplateError | None = None
         try:
             self._template = self._open(model, source)
@@ -60,7 +64,8 @@ class ChatTemplates:
                 raise
             return
         with contextlib.suppress(TemplateError):  # it fails on a plain message: maybe not on those to come
-            self.supports_thinking = self._template.info()["supports_thinking"]
+            info = self._template.info()
+            self.supports_thinking, self._caps = info["supports_thinking"], info["caps"]
 
     def render(self, messages: Sequence[Message], options: ChatOptions | None = None) -> RenderedChat:
         """The prompt for these messages, and what the answer is bound to.
@@ -111,13 +116,24 @@ class ChatTemplates:
         if self._template is None:
             raise self._broken or TemplateError("there is no chat template")
         try:
-            return self._template.apply(inputs)
+            if not self._leaves_tools_out(inputs):
+                return self._template.apply(inputs)
+            if self._with_tools is None:
+                source = with_tools(self.source, system_role=self._caps.get("supports_system_role", True))
+                self._with_tools = self._door.open_templates(self._model, source)
+            return without_preamble(self._with_tools.apply(inputs), inputs)
         except TemplateError as e:
             try:
                 self._jinja = self._jinja or JinjaTemplate(self._facts)
                 return self._jinja.apply(inputs)
             except TemplateError:
                 raise _told(e) from None
+
+    def _leaves_tools_out(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether the model's own template would not say a word of the chat's tools and calls."""
+        calls = any("tool_calls" in m or m["role"] == "tool" for m in inputs["messages"])
+        knows = self._caps.get("supports_tools", True) or self._caps.get("supports_tool_calls", True)
+        return not knows and (calls or "tools" in inputs)
 
     def _grammar(self, params: Mapping[str, Any], options: ChatOptions, inputs: Mapping[str, Any]) -> Grammar | None:
         if options.grammar is not None:

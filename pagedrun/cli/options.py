@@ -13,10 +13,10 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 import typer
 
@@ -135,6 +135,8 @@ class SamplingOptions:
 class EngineOptions:
     """How the model is loaded; flags go before PAGEDRUN_* variables, and these before the config file."""
 
+    defaults: ClassVar[Mapping[str, Any]] = {}
+
     max_seq_len: Annotated[
         int | None, _engine("-c --max-seq-len", "Context size in tokens; 0: what the model and memory allow.")
     ] = None
@@ -189,7 +191,7 @@ class EngineOptions:
             "swap_space", "disk_space", "cache_disk", "spill", "prefetch_mode", "debug_kv",
         )  # fmt: skip
         flags = {name: getattr(self, name) for name in names}
-        return load_config(flags, file=self.config)
+        return load_config(flags, file=self.config, defaults=self.defaults)
 
 
 @dataclass(frozen=True, kw_only=True)

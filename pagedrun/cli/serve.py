@@ -1,0 +1,184 @@
+"""`pagedrun serve`: a model behind OpenAI's API."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
+
+from pagedrun.cli import console, generate
+from pagedrun.cli.options import (
+    EngineOptions,
+    ModelArgument,
+    ModelOptions,
+    TemplateOptions,
+    read_option_file,
+    with_options,
+)
+from pagedrun.errors import UsageError
+from pagedrun.units import count
+
+if TYPE_CHECKING:
+    from pagedrun.hub import LocatedModel
+    from pagedrun.server.serving import ServeSettings
+    from pagedrun.service import Service
+
+#: PAGE on the keys of a telephone. Nothing else is known to use it, so it can stand beside other servers.
+PORT = 7243
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def _server(flags: str, help_text: str, metavar: str, **more: Any) -> Any:
+    return typer.Option(*flags.split(), help=help_text, metavar=metavar, rich_help_panel="Server", **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Where to listen, and whom to answer."""
+
+    host: Annotated[str, _server("--host", "Address to listen on; 0.0.0.0: all.", "ADDRESS")] = "127.0.0.1"
+    port: Annotated[int, _server("--port", "Port; 0: any that is free.", "NUMBER", min=0, max=65535)] = PORT
+    api_key: Annotated[
+        list[str] | None,
+        _server("--api-key", "Answer only who sends this key; may be repeated. Others can read it in ps.", "KEY"),
+    ] = None
+    api_key_file: Annotated[
+        Path | None, _server("--api-key-file", "A file with keys, one a line. Or: PAGEDRUN_API_KEY.", "FILE")
+    ] = None
+    cors: Annotated[
+        list[str] | None,
+        _server("--cors", "Let web pages of this origin ask; may be repeated, * for all.", "ORIGIN"),
+    ] = None
+    name: Annotated[
+        list[str] | None,
+        _server("--served-model-name", "What clients may call the model; may be repeated.", "NAME"),
+    ] = None
+    max_queue: Annotated[
+        int, _server("--max-queue", "Answers that may wait; beyond, clients get 429.", "NUMBER", min=0)
+    ] = 64
+    max_body: Annotated[str, _server("--max-body", "Largest request.", "SIZE")] = "32MiB"
+    keep_alive: Annotated[
+        float,
+        _server("--keep-alive-interval", "A stream says that it lives after so many seconds.", "SECONDS", min=0.1),
+    ] = 5.0
+    grace: Annotated[
+        float, _server("--grace", "How long answers may go on after Ctrl-C or SIGTERM.", "SECONDS", min=0)
+    ] = 30.0
+
+    def keys(self) -> tuple[str, ...]:
+        """All keys, of options, file and environment. Raises UsageError."""
+        keys = list(self.api_key or ())
+        if self.api_key_file is not None:
+            text = read_option_file(self.api_key_file, "--api-key-file")
+            found = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+            if not found:
+                raise UsageError(f"--api-key-file: {self.api_key_file} has no key")
+            keys += found
+        if variable := os.environ.get("PAGEDRUN_API_KEY"):
+            keys.append(variable.strip())
+        if not all(key.strip() and key.isprintable() for key in keys):
+            raise UsageError("an API key is empty, or has characters that cannot be printed")
+        return tuple(keys)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingEngineOptions(EngineOptions):
+    """The same, for several clients."""
+
+    defaults: ClassVar[Mapping[str, Any]] = {"max_num_seqs": 4}
+
+
+@with_options
+def serve(
+    model: ModelArgument = None,
+    *,
+    named: ModelOptions,
+    server: ServerOptions,
+    template: TemplateOptions,
+    engine: ServingEngineOptions,
+) -> None:
+    """Serve a model to programs that speak OpenAI's API, at http://127.0.0.1:7243/v1.
+
+    Without MODEL: the one used last, or the small one that comes with pagedrun. /docs lists what can be asked. Ctrl-C
+    or SIGTERM stops it: running answers may end first, a second Ctrl-C ends them. Requests are not logged; -v shows
+    their paths, status and time, but neither prompts nor answers.
+
+    Exit codes: 0 stopped, 1 it could not start, 2 wrong usage.
+    """
+    if model is not None and named.model_option is not None:
+        raise UsageError("MODEL and --model name the same thing: give one of them")
+    from pagedrun.config import n_bytes
+
+    keys, max_body = server.keys(), n_bytes(server.max_body, "--max-body")
+    _check_origins(server.cors or ())
+    settings = engine.settings()  # what is wrong there is said before anything is loaded
+    from pagedrun.server import run
+    from pagedrun.server.serving import Serving
+
+    sock = run.bind(server.host, server.port)
+    try:
+        located = generate.find_model(model if model is not None else named.model_option, pull=named.pull)
+        with generate.open_model(located, engine, template) as service:
+            how = _how(server, template, located, keys, max_body)
+            _greet(service, how, server.host)
+            _log()
+            listening = f"listening on {run.address_of(sock)}/v1 (Ctrl-C stops)"
+            run.serve(Serving(service, how, settings), sock, lambda: console.note(listening))
+            console.note("stopped")
+    finally:
+        sock.close()
+
+
+def _how(
+    server: ServerOptions, template: TemplateOptions, located: LocatedModel, keys: tuple[str, ...], max_body: int
+) -> ServeSettings:
+    from pagedrun.server.serving import ServeSettings
+
+    spec = located.spec
+    return ServeSettings(
+        names=tuple(dict.fromkeys(server.name or [_name(located)])),
+        max_queue=server.max_queue,
+        max_body=max_body,
+        keep_alive_s=server.keep_alive,
+        grace_s=server.grace,
+        keys=keys,
+        cors=tuple(server.cors or ()),
+        hosts=("localhost",) if server.host in _LOOPBACK else (),
+        system=template.system,
+        think=generate.think_mode(located, template),
+        sampling_for=(lambda think: spec.sampling_for(think=think)) if spec else None,
+    )
+
+
+def _name(located: LocatedModel) -> str:
+    """What clients call it: as the user did, of a path the file's name."""
+    return Path(located.name).stem if located.name == str(located.path) else located.name
+
+
+def _greet(service: Service, how: ServeSettings, host: str) -> None:
+    limits = service.limits
+    window = f"{count(limits.max_seq_len, 'token')}"
+    note = console.note
+    note(f"{how.names[0]} · context {window} · {count(limits.max_num_seqs, 'answer')} at once · {service.model.device}")
+    if host not in _LOOPBACK and not how.keys:
+        console.warn(f"whoever reaches {host} may ask: there is no API key (--api-key-file)")
+
+
+def _log() -> None:
+    """With -v, a line for each request."""
+    import logging
+
+    if console.verbose:
+        logging.basicConfig(format="%(asctime)s %(message)s")
+        logging.getLogger("pagedrun.server").setLevel(logging.INFO)
+
+
+def _check_origins(origins: Sequence[str]) -> None:
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
+            raise UsageError(f"--cors {origin!r} is not an origin", hint="for example http://localhost:3000, or *")

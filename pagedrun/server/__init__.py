@@ -1,0 +1,14 @@
+"""The OpenAI-compatible server: HTTP in the event loop, answers from the engine's thread.
+
+fields, chat_fields   bodies: what may be asked, and how what is wrong is said (errors, body)
+asking                from an `Ask`, whatever API it came through, to the engine's requests
+answers, gate         events of the engine in the event loop; how many may wait
+http                  one request from its body to its last event; ends when the client leaves
+chat, completions     OpenAI's objects and chunks (replies: what they share)
+messages              Anthropic's, with messages_fields
+responses             OpenAI's newer API, with responses_fields and responses_store
+tools, metrics, docs  tokens, health, figures, a look inside, /docs
+guard, app, run       keys and origins, routes, listening and stopping
+
+Imported by the command that serves only: FastAPI and pydantic take a while.
+"""

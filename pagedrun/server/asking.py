@@ -1,0 +1,124 @@
+"""From what clients ask to requests of the engine. Slow for long prompts: runs beside the event loop."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pagedrun.chat import ChatOptions, Message, RenderedChat
+from pagedrun.request import GenerationRequest, Grammar
+from pagedrun.sampling import SamplingParams
+from pagedrun.server.answers import Task
+from pagedrun.server.errors import invalid, unsupported
+from pagedrun.server.serving import Serving
+
+#: Tokens of thinking by effort, for models whose template has no such word of its own.
+BUDGETS: dict[str, int | None] = {"minimal": 512, "low": 1024, "medium": 8192, "high": None, "xhigh": None}
+
+_SEEDS = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A chat to be answered, whatever API it came through.
+
+    effort, budget: how much thinking, as a word or in tokens. kwargs: further variables of the template.
+    """
+
+    messages: Sequence[Message]
+    sampling: SamplingParams
+    options: ChatOptions = field(default_factory=ChatOptions)
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    effort: str | None = None
+    budget: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    logprobs: int | None = None
+
+
+def chat_task(serving: Serving, ask: Ask) -> Task:
+    """The requests, and parsers for their replies. Raises ApiError, RequestError."""
+    rendered = render(serving, ask)
+    vocab = serving.service.vocab
+    # add_special: where the vocabulary wants a BOS the template's own was taken out of the prompt.
+    prompt = tuple(vocab.tokenize(rendered.prompt, add_special=True, parse_special=True))
+    request = GenerationRequest(
+        prompt=prompt,
+        sampling=ask.sampling,
+        max_tokens=ask.max_tokens,
+        stop=(*rendered.stop, *ask.stop),
+        grammar=rendered.grammar,
+        reasoning=rendered.reasoning,
+        logprobs=ask.logprobs,
+        preserved_tokens=tuple(rendered.preserved_tokens),
+    )
+    think = _options(serving, ask).think
+    request = replace(request, sampling=recommended(serving, ask.sampling, think))
+    parsers = tuple(serving.service.templates.reply_parser(rendered) for _ in range(ask.n))
+    return Task(requests=copies(request, ask.n), parsers=parsers)
+
+
+def render(serving: Serving, ask: Ask) -> RenderedChat:
+    """The prompt. Raises ApiError, RequestError."""
+    messages = list(ask.messages)
+    if serving.settings.system is not None and not any(m.role == "system" for m in messages):
+        messages.insert(0, Message("system", serving.settings.system))
+    return serving.service.templates.render(messages, _options(serving, ask))
+
+
+def _options(serving: Serving, ask: Ask) -> ChatOptions:
+    """The template's options, with what was asked for of thinking."""
+    kwargs = dict(ask.kwargs)
+    think: bool | None = serving.settings.think
+    if "enable_thinking" in kwargs:
+        think = kwargs.pop("enable_thinking")
+        if not isinstance(think, bool):
+            raise invalid("'chat_template_kwargs.enable_thinking' must be true or false", "chat_template_kwargs")
+    budget = ask.budget
+    if ask.effort == "none":
+        think = False
+    elif ask.effort is not None:
+        templates = serving.service.templates
+        if re.search(r"\breasoning_effort\b", templates.source):
+            kwargs.setdefault("reasoning_effort", ask.effort)
+        elif templates.supports_thinking:
+            think = True if think is None else think
+            budget = BUDGETS[ask.effort] if budget is None else budget
+        else:
+            raise unsupported("reasoning_effort", "is not supported: the model does not think before it answers")
+    return replace(_schema_or_tools(ask.options), think=think, template_kwargs=kwargs, reasoning_budget=budget)
+
+
+def _schema_or_tools(options: ChatOptions) -> ChatOptions:
+    """The options, without a schema where there has to be a call. Raises ApiError where it would rule calls out."""
+    if options.json_schema is None or not options.tools or options.tool_choice == "none":
+        return options
+    if options.tool_choice == "required":
+        return replace(options, json_schema=None)  # the answer is a call
+    raise unsupported("tools", "with a schema for the answer needs a 'tool_choice' that says which of both it is to be")
+
+
+def recommended(serving: Serving, sampling: SamplingParams, think: bool | None) -> SamplingParams:
+    """The registry's settings for a model that thinks, or does not, where the client left them open."""
+    chosen = serving.settings.sampling_for
+    return sampling if chosen is None else sampling.with_defaults(chosen(think))
+
+
+def copies(request: GenerationRequest, n: int) -> tuple[GenerationRequest, ...]:
+    """The request `n` times, each with a seed of its own: the first's, and those that follow."""
+    seed = request.sampling.seed
+    if n == 1 or seed is None:
+        return (request,) * n
+    seeds = ((seed + i) % _SEEDS for i in range(n))
+    return tuple(replace(request, sampling=replace(request.sampling, seed=s)) for s in seeds)
+
+
+def raw_grammar(serving: Serving, gbnf: str | None, schema: str | None) -> Grammar | None:
+    """For an answer without a template. Raises ApiError, GrammarError."""
+    if gbnf is not None and schema is not None:
+        raise invalid("'grammar' and 'response_format' exclude each other", "grammar")
+    text = gbnf if schema is None else serving.service.templates.schema_to_grammar(schema)
+    return None if text is None else Grammar(text=text)

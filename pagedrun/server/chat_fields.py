@@ -1,0 +1,255 @@
+"""The body of /v1/chat/completions, and what of it the chat templates take."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Discriminator, Field, Tag
+
+from pagedrun.chat import Message, ToolCall
+from pagedrun.server.errors import ApiError, invalid, unsupported
+from pagedrun.server.fields import TAG, Shared, Strict
+
+#: Fields of OpenAI's that change the answer and that nobody here can honour.
+REFUSED = {
+    "audio": "is not supported: answers are text",
+    "function_call": "is no longer in use: send 'tool_choice'",
+    "functions": "is no longer in use: send 'tools'",
+    "verbosity": "is not supported: ask for it in a message",
+    "web_search_options": "is not supported: nothing is searched",
+    "moderation": "is not supported",
+}
+
+_PARTS = {
+    "image_url": "images are not supported",
+    "input_audio": "audio is not supported",
+    "file": "files are not supported",
+}
+
+
+class TextPart(Strict):
+    """Text, or what an assistant said instead of an answer."""
+
+    type: Literal["text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+    cache_control: dict[str, Any] | None = None  # of Anthropic's API; some clients leave it in
+
+
+class OtherPart(Strict):
+    """A part that is no text; refused with its name."""
+
+    model_config = ConfigDict(extra="ignore")
+    type: str
+
+
+def _part_tag(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return f"{TAG}other" if isinstance(kind, str) and kind in _PARTS else f"{TAG}part"
+
+
+def _content_tag(value: Any) -> str:
+    return f"{TAG}parts" if isinstance(value, list) else f"{TAG}text"
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag(f"{TAG}part")] | Annotated[OtherPart, Tag(f"{TAG}other")], Discriminator(_part_tag)
+]
+Content = Annotated[
+    Annotated[str, Tag(f"{TAG}text")] | Annotated[list[Part], Tag(f"{TAG}parts")], Discriminator(_content_tag)
+]
+
+
+class FunctionCall(Strict):
+    """A function with its arguments, as JSON text."""
+
+    name: str = Field(min_length=1, max_length=256)
+    arguments: str
+
+
+class ToolCallField(Strict):
+    """One call of an assistant's message. `index` is left in by clients that put streams together."""
+
+    id: str = Field(max_length=256)
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+
+
+class MessageField(Strict):
+    """One message of any role. Members that only repeat what OpenAI answered (audio, annotations) may be null."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    name: str | None = Field(None, max_length=256)
+    tool_calls: list[ToolCallField] | None = None
+    tool_call_id: str | None = Field(None, max_length=256)
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class Function(Strict):
+    """What a model may call. `strict` changes nothing: arguments always follow the parameters."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """A tool; functions are the only ones."""
+
+    type: Literal["function"]
+    function: Function
+
+    def as_template(self) -> dict[str, Any]:
+        """What templates read."""
+        parameters = self.function.parameters or {"type": "object", "properties": {}}
+        description = self.function.description or ""
+        function = {"name": self.function.name, "description": description, "parameters": parameters}
+        return {"type": "function", "function": function}
+
+
+class Named(Strict):
+    """A function's name."""
+
+    name: str
+
+
+class NamedTool(Strict):
+    """The one function that has to be called."""
+
+    type: Literal["function"]
+    function: Named
+
+
+class AllowedTools(Strict):
+    """Some of the tools."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1)
+
+
+class Allowed(Strict):
+    """OpenAI's wrapping of AllowedTools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def _choice_tag(value: Any) -> str:
+    if not isinstance(value, dict):
+        return f"{TAG}word"
+    return f"{TAG}allowed" if value.get("type") == "allowed_tools" else f"{TAG}named"
+
+
+Choice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag(f"{TAG}word")]
+    | Annotated[NamedTool, Tag(f"{TAG}named")]
+    | Annotated[Allowed, Tag(f"{TAG}allowed")],
+    Discriminator(_choice_tag),
+]
+
+
+class SchemaField(Strict):
+    """A JSON schema with a name. `strict` changes nothing: answers always follow it."""
+
+    name: str | None = Field(None, max_length=256)
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """What form the answer has."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaField | None = None
+
+    def schema_text(self) -> str | None:
+        """The schema that the content follows; None: any text. Raises ApiError."""
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return '{"type": "object"}'
+        if self.json_schema is None or self.json_schema.schema_ is None:
+            raise ApiError(
+                400,
+                "missing 'response_format.json_schema.schema'",
+                param="response_format.json_schema.schema",
+                code="missing_required_parameter",
+            )
+        return json.dumps(self.json_schema.schema_)
+
+
+class ChatRequest(Shared):
+    """A chat. Beside OpenAI's fields: sampling by llama.cpp's names, `grammar`, `chat_template_kwargs`, ..."""
+
+    messages: list[MessageField] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = Field(None, max_length=1024)
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    thinking_budget_tokens: int | None = Field(None, ge=0, lt=2**31)
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    modalities: list[Literal["text"]] | None = None
+
+
+def message_of(field: MessageField, where: str) -> Message:
+    """A message as the templates take it; `where` names it in errors. Raises ApiError."""
+    content = _text(field.content, f"{where}.content")
+    if content is None and not (field.role == "assistant" and (field.tool_calls or field.refusal)):
+        raise invalid(f"missing '{where}.content'", f"{where}.content", "missing_required_parameter")
+    if field.role == "tool" and not field.tool_call_id:
+        raise invalid(f"missing '{where}.tool_call_id'", f"{where}.tool_call_id", "missing_required_parameter")
+    if field.tool_calls and field.role != "assistant":
+        raise invalid("only an assistant's message has tool calls", f"{where}.tool_calls")
+    return Message(
+        role="system" if field.role == "developer" else field.role,
+        content=content or field.refusal or "",
+        reasoning=(field.reasoning_content or field.reasoning or "") if field.role == "assistant" else "",
+        tool_calls=tuple(
+            ToolCall(c.id, c.function.name, _arguments(c.function.arguments, f"{where}.tool_calls[{i}]"))
+            for i, c in enumerate(field.tool_calls or ())
+        ),
+        tool_call_id=field.tool_call_id or "" if field.role == "tool" else "",
+        name=field.name or "",
+    )
+
+
+def _text(content: str | list[TextPart | OtherPart] | None, where: str) -> str | None:
+    """Parts are put together with a line end in between, as llama-server and vLLM do."""
+    if content is None or isinstance(content, str):
+        return content
+    texts = []
+    for i, part in enumerate(content):
+        if isinstance(part, OtherPart):
+            raise unsupported(f"{where}[{i}].type", f"is {part.type!r}: {_PARTS[part.type]}")
+        text = part.text if part.type == "text" else part.refusal
+        if text is None:
+            raise invalid(f"missing '{where}[{i}].{part.type}'", f"{where}[{i}]", "missing_required_parameter")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _arguments(text: str, where: str) -> str:
+    """Arguments that templates can read: they take them for an object."""
+    try:
+        value = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise invalid(f"'{where}.function.arguments' is no JSON object", f"{where}.function.arguments")
+    return text if text.strip() else "{}"

@@ -1,0 +1,198 @@
+"""/v1/completions: text that goes on from a prompt as it is, without a chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag
+
+from pagedrun.request import FinishReason, GenerationRequest, TokenLogprob
+from pagedrun.server.answers import Answers, Choice, Piece, Task
+from pagedrun.server.asking import copies, raw_grammar, recommended
+from pagedrun.server.chat_fields import ResponseFormat
+from pagedrun.server.errors import invalid
+from pagedrun.server.fields import TAG, Shared
+from pagedrun.server.replies import DONE, Presenter, sse, timings_of, usage_of
+from pagedrun.server.serving import FINGERPRINT, Serving
+
+REFUSED = {"suffix": "is not supported: nothing can be filled in between"}
+
+_DEFAULT_TOKENS = 16  # OpenAI's
+
+
+def _prompt_tag(value: Any) -> str:
+    if not isinstance(value, list):
+        return f"{TAG}text"
+    first = value[0] if value else ""
+    if isinstance(first, list):
+        return f"{TAG}ids-list"
+    return f"{TAG}texts" if isinstance(first, str) else f"{TAG}ids"
+
+
+Ids = Annotated[list[int], Field(min_length=1)]
+Prompt = Annotated[
+    Annotated[str, Tag(f"{TAG}text")]
+    | Annotated[list[str], Field(min_length=1, max_length=128), Tag(f"{TAG}texts")]
+    | Annotated[Ids, Tag(f"{TAG}ids")]
+    | Annotated[list[Ids], Field(min_length=1, max_length=128), Tag(f"{TAG}ids-list")],
+    Discriminator(_prompt_tag),
+]
+
+
+class CompletionRequest(Shared):
+    """A completion: of a text, several, or token ids."""
+
+    prompt: Prompt
+    best_of: int | None = Field(None, ge=1, le=128)
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=20)
+    response_format: ResponseFormat | None = None
+
+
+def task_of(serving: Serving, asked: CompletionRequest) -> Task:
+    """The requests of the engine: `n` for each prompt. Raises ApiError, RequestError."""
+    n = asked.n or 1
+    if asked.best_of is not None and asked.best_of != n:
+        raise invalid("'best_of' is only supported where it is 'n'", "best_of", "unsupported_parameter")
+    if asked.echo and asked.logprobs is not None:
+        raise invalid("'echo' is not supported with 'logprobs'", "echo", "unsupported_parameter")
+    schema = asked.response_format.schema_text() if asked.response_format else None
+    grammar = raw_grammar(serving, asked.grammar, schema)
+    sampling = recommended(serving, asked.params(), serving.settings.think)
+    requests: list[GenerationRequest] = []
+    echoed: list[str] = []
+    for prompt in _prompts(asked.prompt):
+        request = GenerationRequest(
+            prompt=_tokens(serving, prompt),
+            sampling=sampling,
+            max_tokens=asked.max_tokens or _DEFAULT_TOKENS,
+            stop=asked.stops(),
+            grammar=grammar,
+            logprobs=asked.logprobs,
+        )
+        requests += copies(request, n)
+        echoed += [_text(serving, prompt) if asked.echo else ""] * n
+    return Task(requests=tuple(requests), prompts=tuple(echoed))
+
+
+def _prompts(prompt: str | list[Any]) -> Sequence[str | list[int]]:
+    if isinstance(prompt, str) or isinstance(prompt[0], int):
+        return [prompt]
+    return prompt
+
+
+def _tokens(serving: Serving, prompt: str | list[int]) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        return tuple(serving.service.vocab.tokenize(prompt, add_special=True, parse_special=True))
+    check_tokens(serving, prompt, "prompt")
+    return tuple(prompt)
+
+
+def check_tokens(serving: Serving, tokens: Sequence[int], param: str) -> None:
+    """Raise ApiError for ids that the model does not have."""
+    n_vocab = serving.service.vocab.n_tokens
+    if min(tokens, default=0) < 0 or max(tokens, default=0) >= n_vocab:
+        raise invalid(f"'{param}' has token ids outside 0 to {n_vocab - 1}", param)
+
+
+def _text(serving: Serving, prompt: str | list[int]) -> str:
+    return prompt if isinstance(prompt, str) else text_of(serving, prompt)
+
+
+def text_of(serving: Serving, tokens: Sequence[int]) -> str:
+    """The text of tokens, special ones too."""
+    vocab = serving.service.vocab
+    return b"".join(vocab.piece(token, special=True) for token in tokens).decode("utf-8", "replace")
+
+
+class CompletionPresenter(Presenter):
+    """Objects and chunks of a completion."""
+
+    prefix = "cmpl"
+
+    def __init__(self, serving: Serving, *, wants_usage: bool = False, wants_logprobs: bool = False) -> None:
+        super().__init__(serving, wants_usage=wants_usage, wants_logprobs=wants_logprobs)
+        self._offsets: dict[int, int] = {}
+
+    def started(self, answers: Answers) -> Iterator[bytes]:
+        """The prompts, with `echo`."""
+        for index, prompt in enumerate(answers.task.prompts):
+            self._offsets[index] = len(prompt)
+            if prompt:
+                yield self._chunk(index, prompt, None)
+
+    def piece(self, answers: Answers, piece: Piece) -> Iterator[bytes]:
+        """Text, and the end of one choice."""
+        text = piece.delta.content
+        logprobs = self._logprobs(piece.index, piece.logprobs)
+        if text or logprobs:
+            yield self._chunk(piece.index, text, logprobs)
+        if piece.finished is not None:
+            reason = _reason(answers.choices[piece.index])
+            yield self._chunk(piece.index, "", None, reason=reason, more={"timings": timings_of(piece.finished)})
+
+    def ended(self, answers: Answers) -> Iterator[bytes]:
+        """Token counts, if asked for, and the end mark."""
+        if self.wants_usage:
+            yield sse({**self._head(), "choices": [], "usage": usage_of(answers)})
+        yield DONE
+
+    def whole(self, answers: Answers) -> dict[str, Any]:
+        """All choices at once."""
+        choices = []
+        for index, choice in enumerate(answers.choices):
+            prompt = answers.task.prompts[index]
+            self._offsets[index] = len(prompt)
+            logprobs = self._logprobs(index, choice.logprobs)
+            choices.append(
+                {
+                    "index": index,
+                    "text": prompt + choice.content,
+                    "logprobs": logprobs,
+                    "finish_reason": _reason(choice),
+                }
+            )
+        return self._with_timings({**self._head(), "choices": choices}, answers)
+
+    def _chunk(
+        self,
+        index: int,
+        text: str,
+        logprobs: dict[str, Any] | None,
+        *,
+        reason: str | None = None,
+        more: dict[str, Any] | None = None,
+    ) -> bytes:
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        usage = {"usage": None} if self.wants_usage else {}
+        return sse({**self._head(), "choices": [choice], **usage, **(more or {})})
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.serving.name,
+            "system_fingerprint": FINGERPRINT,
+        }
+
+    def _logprobs(self, index: int, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        """OpenAI's lists, one entry for each token; offsets in characters, from the beginning of the text."""
+        if not self.wants_logprobs or not tokens:
+            return None
+        found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for token in tokens:
+            text = text_of(self.serving, [token.token])
+            found["tokens"].append(text)
+            found["token_logprobs"].append(max(token.logprob, -9999.0))
+            found["top_logprobs"].append({text_of(self.serving, [t]): max(p, -9999.0) for t, p in token.top})
+            found["text_offset"].append(self._offsets[index])
+            self._offsets[index] += len(text)
+        return found
+
+
+def _reason(choice: Choice) -> str:
+    assert choice.finished is not None
+    cut = choice.finished.reason in (FinishReason.LENGTH, FinishReason.CONTEXT)
+    return "length" if cut else "stop"

@@ -1,0 +1,120 @@
+"""What a request has to pass before anything looks at it: host, origin, key; and what is counted after it.
+
+Pages of other sites can send requests to loopback from a browser. They are kept out by their Origin, and where a name
+of theirs leads here (DNS rebinding) by the Host that they have to give.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import logging
+import time
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pagedrun.server import messages
+from pagedrun.server.errors import ApiError
+from pagedrun.server.serving import Serving
+
+log = logging.getLogger("pagedrun.server")
+
+#: Where no key is needed: whether it runs, and what can be asked.
+OPEN = frozenset({"/health", "/ready", "/docs", "/openapi.json"})
+
+
+class Guard:
+    """ASGI middleware. paths: those that metrics may name."""
+
+    def __init__(self, app: ASGIApp, serving: Serving, paths: frozenset[str]) -> None:
+        self._app = app
+        self._serving = serving
+        self._paths = paths
+        self._keys = [_digest(key) for key in serving.settings.keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer 401 or 403."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        status = 499
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            if (refused := self._refused(scope)) is not None:
+                body = body_for(scope["path"], refused)
+                await JSONResponse(body, refused.status, refused.headers)(scope, receive, sending)
+            else:
+                await self._app(scope, receive, sending)
+        except Exception:
+            log.exception("a request failed")
+            if status != 499:  # the response has begun: it can only be cut off
+                raise
+            failed = ApiError(500, "the server failed; its log says more", code="internal_error")
+            await JSONResponse(body_for(scope["path"], failed), failed.status)(scope, receive, sending)
+        finally:
+            path = scope["path"] if scope["path"] in self._paths else "other"
+            self._serving.metrics.requests.labels(path, str(status)).inc()
+            log.info("%s %s %d %.3fs", scope["method"], path, status, time.perf_counter() - began)
+
+    def _refused(self, scope: Scope) -> ApiError | None:
+        headers = Headers(scope=scope)
+        host = _host(headers.get("host", ""))
+        if self._serving.settings.hosts and host not in self._serving.settings.hosts and not _is_loopback(host):
+            return ApiError(403, f"this server is not called '{host[:100]}'", code="host_not_allowed")
+        origin = headers.get("origin")
+        if origin is not None and not self._may_ask(origin, headers.get("host", "")):
+            return ApiError(403, "pages of this origin may not ask here (--cors)", code="origin_not_allowed")
+        if self._keys and scope["path"] not in OPEN and scope["method"] != "OPTIONS" and not self._knows_key(headers):
+            wanted = {"WWW-Authenticate": "Bearer"}
+            return ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=wanted)
+        return None
+
+    def _may_ask(self, origin: str, host: str) -> bool:
+        allowed = self._serving.settings.cors
+        return "*" in allowed or origin in allowed or origin.partition("://")[2] == host
+
+    def _knows_key(self, headers: Headers) -> bool:
+        """Whether a key is one of ours. Takes the same time for every wrong one."""
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        digest = _digest(given)
+        known = False
+        for key in self._keys:
+            known |= hmac.compare_digest(key, digest)
+        return known
+
+
+def body_for(path: str, error: ApiError) -> dict[str, Any]:
+    """The error in the shape of the API that a path belongs to."""
+    return messages.error_body(error) if path.startswith("/v1/messages") else error.body
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _host(header: str) -> str:
+    """The name in a Host header, without its port."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0].lower()
+    return header.partition(":")[0].lower()
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,173 @@
+"""What is no answer: tokens and templates as llama-server has them, health, metrics, and a look inside."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from pydantic import Field
+from starlette.responses import JSONResponse, Response
+
+from pagedrun import __version__
+from pagedrun.server.asking import render
+from pagedrun.server.chat import ask_of
+from pagedrun.server.chat_fields import REFUSED, ChatRequest
+from pagedrun.server.completions import check_tokens, text_of
+from pagedrun.server.errors import ApiError, not_ready
+from pagedrun.server.fields import Strict, validated
+from pagedrun.server.serving import Serving
+
+T = TypeVar("T")
+
+
+class TokenizeRequest(Strict):
+    """Text to cut into tokens. add_special: with the model's BOS and EOS; parse_special: <|tags|> are tokens."""
+
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+    model: str | None = None
+
+
+class DetokenizeRequest(Strict):
+    """Tokens to put together."""
+
+    tokens: list[int] = Field(max_length=1 << 22)
+    model: str | None = None
+
+
+async def aside(serving: Serving, work: Callable[[], T]) -> T:
+    """Do something slow on the preparing thread."""
+    return await asyncio.get_running_loop().run_in_executor(serving.prepare, work)
+
+
+async def tokenize(serving: Serving, data: dict[str, Any]) -> Response:
+    """{"tokens": [...]}, with pieces {"id", "piece"} for each; a piece that is no text is a list of bytes."""
+    asked = validated(TokenizeRequest, data)
+    serving.check_model(asked.model)
+    vocab = serving.service.vocab
+
+    def work() -> list[int]:
+        return vocab.tokenize(asked.content, add_special=asked.add_special, parse_special=asked.parse_special)
+
+    tokens = await aside(serving, work)
+    if asked.with_pieces:
+        return JSONResponse({"tokens": [{"id": t, "piece": _piece(vocab.piece(t, special=True))} for t in tokens]})
+    return JSONResponse({"tokens": tokens})
+
+
+def _piece(data: bytes) -> str | list[int]:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
+
+
+async def detokenize(serving: Serving, data: dict[str, Any]) -> Response:
+    """{"content": text}"""
+    asked = validated(DetokenizeRequest, data)
+    serving.check_model(asked.model)
+    check_tokens(serving, asked.tokens, "tokens")
+    return JSONResponse({"content": await aside(serving, lambda: text_of(serving, asked.tokens))})
+
+
+async def apply_template(serving: Serving, data: dict[str, Any]) -> Response:
+    """{"prompt": text} of a chat, with the fields of /v1/chat/completions."""
+    asked = validated(ChatRequest, data, REFUSED)
+    serving.check_model(asked.model)
+    rendered = await aside(serving, lambda: render(serving, ask_of(asked)))
+    return JSONResponse({"prompt": rendered.prompt})
+
+
+def models(serving: Serving) -> dict[str, Any]:
+    """All names that requests may use."""
+    return {"object": "list", "data": [_model(serving, name) for name in serving.settings.names]}
+
+
+def model(serving: Serving, name: str) -> dict[str, Any]:
+    """One of them. Raises ApiError."""
+    serving.check_model(name)
+    return _model(serving, name)
+
+
+def _model(serving: Serving, name: str) -> dict[str, Any]:
+    info, limits = serving.service.model, serving.service.limits
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(serving.started),
+        "owned_by": "pagedrun",
+        "max_model_len": limits.max_seq_len,
+        "meta": {
+            "n_ctx_train": info.n_ctx_train,
+            "n_params": info.n_params,
+            "n_vocab": info.n_vocab,
+            "size": info.size_bytes,
+        },
+    }
+
+
+def health(serving: Serving) -> dict[str, Any]:
+    """The process answers."""
+    return {"status": "ok"}
+
+
+def ready(serving: Serving) -> dict[str, Any]:
+    """It would take a request. Raises ApiError when it stops, or the engine has."""
+    if serving.gate.stopping:
+        raise not_ready("the server is stopping")
+    if not serving.service.alive:
+        raise not_ready("the engine has stopped")
+    return {"status": "ok", "running": serving.gate.running, "waiting": serving.gate.waiting}
+
+
+def properties(serving: Serving) -> dict[str, Any]:
+    """The model, the limits, the settings in force."""
+    service = serving.service
+    info = asdict(service.model)
+    return {
+        "version": __version__,
+        "model": {**info, "path": service.model.path.name, "sampling": dict(service.model.sampling)},
+        "names": list(serving.settings.names),
+        "limits": asdict(service.limits),
+        "settings": asdict(serving.config),
+        "max_queue": serving.settings.max_queue,
+        "supports_thinking": service.templates.supports_thinking,
+        "chat_template": service.templates.source,
+        "started": serving.started,
+        "uptime_s": time.time() - serving.started,
+    }
+
+
+def plan(serving: Serving) -> dict[str, Any]:
+    """What goes where. Raises ApiError where llama.cpp decided: nobody knows then."""
+    found = serving.service.plan
+    if found is None:
+        raise ApiError(404, "there is no plan: llama.cpp placed the model by itself", code="no_plan")
+    totals = {memory: found.total(memory) for memory in ("vram", "ram", "disk")}
+    return {**asdict(found), "fits": found.fits, "totals": totals}
+
+
+def memory(serving: Serving) -> dict[str, Any]:
+    """Pages by tier, as they were when an answer last ended; null without pages, and before the first."""
+    stats = serving.service.stats
+    return {"kv_cache": None if stats.kv is None else {**asdict(stats.kv), "evictions": stats.kv.evictions}}
+
+
+def statistics(serving: Serving) -> dict[str, Any]:
+    """Totals of the engine, and how much is being answered."""
+    stats = serving.service.stats
+    return {
+        "running": serving.gate.running,
+        "waiting": serving.gate.waiting,
+        "steps": stats.steps,
+        "tokens_computed": stats.tokens_computed,
+        "tokens_sampled": stats.tokens_sampled,
+        "step_s": stats.step_s,
+        "native_s": stats.native_s,
+        "overhead_s": stats.overhead_s,
+    }

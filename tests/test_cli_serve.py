@@ -1,0 +1,106 @@
+"""`pagedrun serve`: its options, what it says, and how it ends, over the fake service."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pagedrun.cli import main
+from tests.cli_fakes import Fake, folders
+from tests.live_server import live_server
+
+CHAT = {"messages": [{"role": "user", "content": "a secret"}]}
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("PAGEDRUN_API_KEY", raising=False)
+    return folders(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        yield sock.getsockname()[1]
+
+
+def test_it_serves_and_stops(model: Path, tmp_path: Path) -> None:
+    with live_server(tmp_path, str(model), module="tests.cli_program") as live:
+        answer = httpx.post(f"{live.url}/v1/chat/completions", json=CHAT)
+        assert answer.json()["choices"][0]["message"]["content"] == "Hello!" and answer.json()["model"] == "model"
+        assert live.url.startswith("http://127.0.0.1:")
+        assert live.stop(signal.SIGTERM) == 0
+        assert live.log.endswith("stopped\n") and "secret" not in live.log
+
+
+def test_keys_of_file_and_environment(model: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# ours\nfrom-file\n\n")
+    arguments = (str(model), "--api-key-file", str(keys), "--served-model-name", "it", "-v")
+    with live_server(tmp_path, *arguments, module="tests.cli_program", PAGEDRUN_API_KEY="from-env") as live:
+        for key, status in (("from-file", 200), ("from-env", 200), ("# ours", 401), ("other", 401)):
+            answer = httpx.get(f"{live.url}/v1/models", headers={"authorization": f"Bearer {key}"})
+            assert answer.status_code == status
+        assert httpx.get(f"{live.url}/v1/models", headers={"x-api-key": "from-env"}).json()["data"][0]["id"] == "it"
+        assert live.stop(signal.SIGINT) == 0
+        assert "from-" not in live.log and "/v1/models 401" in live.log
+
+
+def test_all_addresses_without_a_key_are_warned_of(model: Path, tmp_path: Path) -> None:
+    with live_server(tmp_path, str(model), "--host", "0.0.0.0", module="tests.cli_program") as live:
+        assert "there is no API key" in live.log
+        port = live.url.rpartition(":")[2]
+        assert httpx.get(f"http://127.0.0.1:{port}/health", headers={"host": "box.lan"}).status_code == 200
+
+
+def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str) -> str:
+    fake = Fake()
+    fake.install(monkeypatch.setattr)
+    assert main.run(["serve", *args]) == 2
+    assert not fake.loads
+    return capsys.readouterr().err
+
+
+def test_a_port_that_is_taken(
+    model: Path, taken: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = refused(capsys, monkeypatch, str(model), "--port", str(taken))
+    assert f"port {taken} of 127.0.0.1 is in use" in said and "hint:  another one: --port" in said
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--cors", "localhost"), "is not an origin"),
+        (("--api-key", ""), "an API key is empty"),
+        (("--api-key-file", "nowhere"), "--api-key-file: cannot read nowhere"),
+        (("--max-body", "much"), "--max-body must be a size"),
+        (("--max-num-seqs", "0"), "--max-num-seqs must be 1 or more"),
+        (("--port", "70000"), "'--port'"),
+        (("--host", "no such host"), "cannot listen on no such host"),
+        (("-m", "other"), "MODEL and --model name the same thing"),
+    ],
+)
+def test_options_that_make_no_sense(
+    model: Path, args: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert says in refused(capsys, monkeypatch, str(model), *args)
+
+
+def test_a_server_computes_four_answers_at_once_unless_told(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagedrun.server.run.serve", lambda serving, sock, on_start: on_start())
+    for args, n in (((), 4), (("--max-num-seqs", "1"), 1)):
+        fake = Fake()
+        fake.install(monkeypatch.setattr)
+        assert main.run(["serve", str(model), "--port", "0", *args]) == 0
+        assert fake.loads[0]["config"].max_num_seqs == n
+    assert "listening on http://127.0.0.1:" in capsys.readouterr().err

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pagedrun.cli.pages import report, rows
 from pagedrun.config import EngineConfig
 from pagedrun.kv import Account, Budget, ConversationId, PrefixCache, SwapStats
 from pagedrun.load import load_service
@@ -106,6 +108,21 @@ def test_pages_wanted_in_ram_win_over_old_conversations() -> None:
 def test_a_page_on_its_way_to_the_disk_is_paid_for() -> None:
     assert PagedEngine(device=10, host=100, disk=5).manager.stats().swap.staging == 48
     assert PagedEngine(device=10, host=100).manager.stats().swap == SwapStats(limit=4800)
+
+
+def test_people_and_programs_are_told() -> None:
+    kv = PagedEngine(device=10).manager.stats()
+    swap = SwapStats(limit=8 * MIB, used=6 * MIB, pages=4 * MIB, snapshots=MIB, index=MIB)
+    assert "  swap space" not in dict(rows(kv, on_gpu=True))
+    kv = replace(kv, swap=swap)
+    assert dict(rows(kv, on_gpu=True))["  swap space"] == (
+        "6.0 MiB of 8.0 MiB: pages 4.0 MiB, snapshots 1.0 MiB, index 1.0 MiB"
+    )
+    found = report(kv)
+    assert found is not None
+    parts = found["swap"]
+    assert parts.pop("limit_bytes") == 8 * MIB
+    assert parts.pop("bytes") == sum(parts.values()) == 6 * MIB
 
 
 def ask(service: Service, prompt: tuple[int, ...]) -> None:

@@ -159,7 +159,7 @@ def measure(side: Side, args: argparse.Namespace) -> dict[str, Any]:
             row = {"prompt": len(turn.prompt), "new": turn.new, "allowed": turn.allowed}
             turns.setdefault(turn.name, []).append(row | {"computed": computed, "seconds": seconds})
             print(f"  {turn.name}: {computed:,} of {len(turn.prompt):,}, {seconds:.2f} s", file=sys.stderr, flush=True)
-    return {"turns": turns} | side.facts
+    return {"turns": turns, "load": os.getloadavg()[1]} | side.facts
 
 
 @contextlib.contextmanager
@@ -328,6 +328,7 @@ def report(args: argparse.Namespace, found: dict[str, dict[str, Any]], when: str
     rows = [row(name, {side: of["turns"][name] for side, of in found.items()}) for name in names]
     ours = found.get(SIDES[0], {}).get("turns", {})
     over = [name for name, of in ours.items() if any(r["computed"] > r["allowed"] for r in of)]
+    load = max(of["load"] for of in found.values())
     limits = f"{SLACK} tokens more than are new, where nobody was before {INTERVAL:,}"
     notes = [
         f"{args.model.name}, {args.tokens:,} tokens of history, {args.answer} of each answer, {args.threads} threads, "
@@ -336,6 +337,7 @@ def report(args: argparse.Namespace, found: dict[str, dict[str, Any]], when: str
         "pagedrun computed more than it may: " + ", ".join(over)
         if over
         else f"pagedrun keeps to what it may: {limits}",
+        f"others had the machine too: its load was {load:.0f} of {args.threads}" if load > 2 * args.threads else "",
         when,
     ]
     bench.write(f"followup-{args.name}", f"Follow-up turns of a long chat ({args.name})", rows, notes=notes)

@@ -124,17 +124,15 @@ def test_where_an_edit_was_made_another_one_finds_a_snapshot() -> None:
 
 @pytest.mark.parametrize("interval", [64, 1000])
 def test_branches_share_the_pages_before_a_snapshot(interval: int) -> None:
-    """Of what is computed again there is a second copy, less than an interval; of all before it there is none."""
+    """And those that were computed again after it, once the branch rests."""
     chats = chat(20, interval=interval)
     told, before = chats.told, chats.paged.manager.stats()
     branch = told[:400] + "#" + told[401:500]
-    computed = chats.ask(branch)
+    assert chats.ask(branch) > 101
     after = chats.paged.manager.stats()
-    pages = LONG.pages_for(computed + 5) + 1
-    assert after.pages <= before.pages + pages
-    assert after.shared_pages >= (len(branch) - computed) * LONG.row_bytes // LONG.page_bytes
-    chats.ask(branch)
-    assert chats.paged.manager.stats().pages <= after.pages + LONG.pages_for(6) + 1
+    assert after.pages == before.pages + LONG.pages_for(len(branch) + 5) - LONG.full_pages(400)
+    assert after.shared_pages == before.shared_pages + LONG.full_pages(400)
+    assert chats.ask(chats.told + "!") <= 2 + APART and chats.ask(told + "?") <= 2 + APART
 
 
 def test_a_long_chat_with_little_memory_finds_the_last_turns() -> None:

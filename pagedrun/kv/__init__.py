@@ -9,6 +9,7 @@
 validate    checks everything against everything
 keeping     pages that outlive the process: read while their conversation goes on, and taken in again
 forgetting  conversations that rest in the way of others
+sharing     tokens that two conversations computed are there once
 manager     PageManager, what the scheduler talks to: open, append, commit, truncate, fork, bind, unbind, spill
 stats       figures
 memory      what a manager is made of; flush, recall, prefetch, shrink and grow
@@ -53,6 +54,7 @@ from pagedrun.kv.policy import POLICIES
 from pagedrun.kv.prefetch import PREFETCH_MODES
 from pagedrun.kv.prefix import PrefixCache
 from pagedrun.kv.settings import SpillSettings
+from pagedrun.kv.sharing import share
 from pagedrun.kv.snapshots import Place, Snapshot, SnapshotStore
 from pagedrun.kv.stats import DiskStats, KvStats, PrefetchStats, SpillStats, SwapStats, TierStats
 from pagedrun.kv.store import FrameError, FrameStore, Op
@@ -94,5 +96,6 @@ __all__ = [
     "choose",
     "could_be_bound",
     "first_in_the_way",
+    "share",
     "validate",
 ]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from pagedrun.kv import ConversationId, PageManager, PrefixCache, could_be_bound, first_in_the_way
+from pagedrun.kv import ConversationId, PageManager, PrefixCache, could_be_bound, first_in_the_way, share
 
 #: Conversations that are looked at for a prompt; more than one only for models that cannot go back, as the one that has
 #: most in common may not have kept a state there.
@@ -81,6 +81,8 @@ class Resting:
 
     def add(self, conversation: ConversationId, tokens: Sequence[int]) -> None:
         """A conversation with these tokens rests from now on. Those go of which it has everything."""
+        if not self._can_rewind and (found := self.index.find(tokens)):
+            share(self._manager, conversation, *found)  # what it went on from was less than that
         for other in self.index.covered(tokens):
             if self._adds_nothing(other, conversation, len(tokens)):
                 self._forget(other)

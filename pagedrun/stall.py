@@ -34,6 +34,7 @@ class Chunks:
     max_stall: float
     _answers_s: float = 0.0  # of a step that reads no prompt
     _sums: list[float] = field(default_factory=lambda: [0.0] * 5)  # of weights, n, t, n * n, n * t
+    _token_s: float = 0.0  # when chunks last differed; 0: they never did
     _chunk: int = FIRST
 
     @property
@@ -53,13 +54,17 @@ class Chunks:
             self._sums = [_KEPT * old + more for old, more in zip(self._sums, new, strict=True)]
             fixed_s, token_s = self._line()
             fits = int(max(self.max_stall - fixed_s, fixed_s) / token_s)
+            if not self._token_s and seconds > self.max_stall:  # which part is to blame shows when chunks differ
+                fits = n // 2 if n > 2 * LEAST else 2 * n
             self._chunk = max(min(fits, 2 * self._chunk) // LEAST * LEAST, LEAST)
 
     def _line(self) -> tuple[float, float]:
         """Seconds of a step beside its tokens of prompts, and for each of these."""
         w, n, t, nn, nt = self._sums
         n, t, variance, covariance = n / w, t / w, nn / w - (n / w) ** 2, nt / w - n * t / w**2
-        token_s = covariance / variance if variance > _DIFFERENT * n * n else 0.0
-        if token_s <= 0 or t - token_s * n < self._answers_s:  # nothing is known of the fixed part
-            token_s = max(t - self._answers_s, t / 10) / n
-        return max(t - token_s * n, 0.0), token_s
+        if variance > _DIFFERENT * n * n and covariance > 0:
+            self._token_s = covariance / variance
+        fixed_s = t - self._token_s * n
+        if not self._token_s or fixed_s < self._answers_s:
+            fixed_s = min(self._answers_s, 0.9 * t)
+        return fixed_s, (t - fixed_s) / n

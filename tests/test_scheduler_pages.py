@@ -81,6 +81,14 @@ def test_a_model_that_cannot_go_back_branches_off_where_a_snapshot_is() -> None:
     assert text(second) == expected(SYSTEM[:30] + "rice", 4)
 
 
+def test_without_room_for_a_snapshot_nobody_waits_for_one() -> None:
+    paged = PagedEngine(device=60, host=0, can_rewind=False)
+    for end_of in ("eggs", "rice"):
+        paged.submit(SYSTEM + end_of, 4)
+    paged.turn()
+    assert len(paged.scheduler.running) == 2
+
+
 def test_a_short_beginning_in_common_is_not_waited_for() -> None:
     paged = PagedEngine(device=60)
     for end_of in ("eggs", "rice"):

@@ -45,10 +45,11 @@ def test_a_step_reads_no_more_than_it_can() -> None:
     assert settled(fixed_s=0.001, token_s=1e-6).size == 2048
 
 
-def test_where_the_fixed_part_is_most_of_it_smaller_chunks_would_not_help() -> None:
+@pytest.mark.parametrize("before", [(), (2048, 1024), (256,), (32, 32)])
+def test_where_the_fixed_part_is_most_of_it_smaller_chunks_would_not_help(before: tuple[int, ...]) -> None:
     """Experts are copied for every chunk: one of 32 tokens takes 0.5 s, and one of 1,024 twice that."""
     chunks = Chunks(0, 2048, 0.1)
-    for n in (2048, 1024):
+    for n in before:
         chunks.took(plan(n, 0), 0.5 + n * 0.0005)
     for _ in range(40):
         chunks.took(plan(0), 0.03)

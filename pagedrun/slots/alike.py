@@ -33,6 +33,7 @@ def find_trunk(manager: PageManager, tokens: Sequence[int], running: Running, *,
         there = min(n, manager.length(conversation))
         if not can_rewind:
             there = manager.snapshots.last_before(conversation, there)
+            n = n if manager.swap_bytes else there  # else there will be no snapshot
         if best is None or (n, there) > (best.n, best.there):
             best = Trunk(slot, n, there)
     return best

@@ -1,6 +1,7 @@
 """The engine's side of durable conversations: what is saved when, and what is restored for whom.
 
-    comes to rest, with MIN_TOKENS or more      an automatic entry, in the background, one at a time
+    comes to rest, with MIN_TOKENS or more      an automatic entry, in the background, one at a time; one that is there
+                                                is brought up to date when a page's tokens are new, or at the end
     a prompt that begins like a file            waits until it is restored, if that is faster than computing it
     memory is short                             saves and restores under way give up theirs first
     the end                                     what is not saved yet is
@@ -85,6 +86,8 @@ class Keeper:
     stored: StoredIndex = field(init=False)
     _wishes: list[_Wish] = field(init=False, default_factory=list)
     _unsaved: dict[ConversationId, None] = field(init=False, default_factory=dict)
+    _little: dict[ConversationId, None] = field(init=False, default_factory=dict)  # is new in these
+    _closing: bool = field(init=False, default=False)
     _saving: Saving | None = field(init=False, default=None)
     _loading: dict[Key, Loading] = field(init=False, default_factory=dict)
     _told: str = field(init=False, default="")  # why saving failed
@@ -107,6 +110,7 @@ class Keeper:
     def rested(self, conversation: ConversationId) -> None:
         """A conversation has come to rest."""
         self._unsaved.pop(conversation, None)
+        self._little.pop(conversation, None)
         if self.automatic and self.budget and self.manager.length(conversation) >= self.min_tokens:
             self._unsaved[conversation] = None
         self._short = False
@@ -121,7 +125,8 @@ class Keeper:
         """Save what is not saved yet; restores are given up. It goes on while `busy`."""
         for load in self._loading.values():
             load.stop()
-        self._short = False
+        self._short, self._closing = False, True
+        self._unsaved |= self._little
         self._next()
 
     # restoring
@@ -216,6 +221,10 @@ class Keeper:
         if there is not None and there[1] == len(tokens):
             return  # all of it is on disk
         before = self.stored.continued_by(tokens)
+        if before is not None and not self._closing and self.identity.geometry.full_pages(len(tokens) - before[1]) < 1:
+            here = self.resting.index
+            self._little = {c: None for c in self._little if c in here} | {conversation: None}
+            return
         key: Key = before[0].key if before else ("cache", uuid.uuid4().hex)
         try:
             held = self._hold(conversation, len(tokens))

@@ -445,3 +445,37 @@ def test_less_of_a_session_is_saved_without_its_pages_in_memory(tmp_path: Path, 
     with Session(path, IDENTITY) as session:
         assert session.meta.note == "2"
     assert engine.cached(whole[:13] + "?") == 0
+
+
+def test_a_file_is_not_written_for_less_than_a_page(tmp_path: Path) -> None:
+    """Until the end."""
+    engine = Durable(tmp_path)
+    history = LONG + engine.ask(LONG)
+    engine.pump()
+    for _ in range(2):
+        history += "." + engine.ask(history + ".", 1)
+        engine.pump()
+    assert engine.keeper.stats.saved == 1
+    history += "." + engine.ask(history + ".", 1)
+    engine.pump()
+    assert engine.keeper.stats.saved == 2
+    history += "." + engine.ask(history + ".", 1)
+    engine.pump()
+    assert engine.keeper.stats.saved == 2
+    engine.end()
+    assert engine.keeper.stats.saved == 3
+    with Session(files(tmp_path)[0]) as session:
+        assert session.meta.n_tokens == len(history) - 1
+
+
+def test_what_left_the_disk_is_saved_again(tmp_path: Path) -> None:
+    engine = Durable(tmp_path)
+    answer = engine.ask(LONG)
+    engine.pump()
+    files(tmp_path)[0].unlink()
+    assert engine.cached(LONG + answer, 1) == len(LONG) + 5  # from memory
+    engine.end()
+    assert len(files(tmp_path)) == 1
+    engine.forget_all()
+    files(tmp_path)[0].unlink()
+    assert not engine.keeper.awaits(99, list(LONG.encode()), lambda: None)

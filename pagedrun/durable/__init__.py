@@ -4,6 +4,7 @@ named       a session that somebody gave a name: who has it, its text, saving it
 keeper      the engine's side: what is saved and restored, and when
 loading     one conversation from its file
 saving      one conversation into its file
+contents    what of it is saved
 stored      what is on disk, by its tokens
 rates       whether to restore or to recompute
 

@@ -1,6 +1,7 @@
 """The engine's side of durable conversations: what is saved when, and what is restored for whom.
 
-    comes to rest, with MIN_TOKENS or more      an automatic entry, in the background, one at a time
+    comes to rest, with MIN_TOKENS or more      an automatic entry, in the background, one at a time; one that is there
+                                                is brought up to date when a page's tokens are new, or at the end
     a prompt that begins like a file            waits until it is restored, if that is faster than computing it
     memory is short                             saves and restores under way give up theirs first
     the end                                     what is not saved yet is
@@ -15,15 +16,15 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from pagedrun.durable.contents import Sources
 from pagedrun.durable.loading import Loading
 from pagedrun.durable.rates import Speeds
-from pagedrun.durable.saving import Beginning, Call, Saving
+from pagedrun.durable.saving import Call, Saving
 from pagedrun.durable.stored import Key, Stored, StoredIndex, common_prefix
 from pagedrun.errors import PagedrunError
-from pagedrun.kv import ConversationId, Held, PageManager, Snapshot
-from pagedrun.kv.keeping import Bytes
+from pagedrun.kv import ConversationId, Held, PageManager
 from pagedrun.kv.store import FrameStore
 from pagedrun.sessions import Contents, Identity, Mark, NotSavedError, SessionFolder
 from pagedrun.sessions.trouble import DamagedSessionError, OtherIdentityError, OtherVersionError, SessionNotFoundError
@@ -33,8 +34,6 @@ log = logging.getLogger(__name__)
 
 MIN_TOKENS = 512  # of a conversation that gets an automatic entry
 GAIN = 16  # tokens less to compute, for which a file is looked at
-NEWEST = 2  # recurrent states that are saved in any case: of the last answer's beginning and of its end
-QUARTERS = (0.75, 0.5, 0.25)  # of a conversation, before which one more is saved each, if pages take more than they do
 
 _USELESS = (SessionNotFoundError, DamagedSessionError, OtherVersionError, OtherIdentityError)
 
@@ -83,8 +82,11 @@ class Keeper:
     speeds: Speeds = field(default_factory=Speeds)
     stats: KeeperStats = field(default_factory=KeeperStats)
     stored: StoredIndex = field(init=False)
+    _sources: Sources = field(init=False)
     _wishes: list[_Wish] = field(init=False, default_factory=list)
     _unsaved: dict[ConversationId, None] = field(init=False, default_factory=dict)
+    _little: dict[ConversationId, None] = field(init=False, default_factory=dict)  # is new in these
+    _closing: bool = field(init=False, default=False)
     _saving: Saving | None = field(init=False, default=None)
     _loading: dict[Key, Loading] = field(init=False, default_factory=dict)
     _told: str = field(init=False, default="")  # why saving failed
@@ -92,6 +94,7 @@ class Keeper:
 
     def __post_init__(self) -> None:
         self.stored = StoredIndex(self.folder, self.identity)
+        self._sources = Sources(self.manager, self.store, self.identity, self.model)
         if self.budget:
             self.stored.scan()
         self.resting.rested = self.rested
@@ -107,6 +110,7 @@ class Keeper:
     def rested(self, conversation: ConversationId) -> None:
         """A conversation has come to rest."""
         self._unsaved.pop(conversation, None)
+        self._little.pop(conversation, None)
         if self.automatic and self.budget and self.manager.length(conversation) >= self.min_tokens:
             self._unsaved[conversation] = None
         self._short = False
@@ -121,7 +125,8 @@ class Keeper:
         """Save what is not saved yet; restores are given up. It goes on while `busy`."""
         for load in self._loading.values():
             load.stop()
-        self._short = False
+        self._short, self._closing = False, True
+        self._unsaved |= self._little
         self._next()
 
     # restoring
@@ -132,7 +137,7 @@ class Keeper:
 
     def awaits(self, request: int, tokens: Sequence[int], ready: Callable[[], None]) -> bool:
         """Whether a request should wait for a conversation that is on disk; `ready` is called when it need not."""
-        found = self.stored.find(tokens)
+        found = self._find(tokens)
         if found is None:
             return False
         entry, common = found
@@ -141,7 +146,7 @@ class Keeper:
         gain = n - (there.n if there else 0)
         if gain < GAIN:
             return False
-        if not self.speeds.pays(gain, self._bytes(n)):
+        if not self.speeds.pays(gain, self._sources.n_bytes(n)):
             self.stats.skipped += 1
             return False
         load = self._loading.get(entry.key)
@@ -186,21 +191,20 @@ class Keeper:
             self._saved(saving, tokens)
             wish.told(saving.error)
 
-        held, states = None, list[Snapshot]()
-        mark = entry.mark if entry else None
+        held, mark = None, entry.mark if entry else None
+        text = {"name": wish.name, "note": wish.note}
+        tokens = list(wish.tokens[:n])
         if entry is not None and kept > n + 1:  # memory has less of it than the file; the last token is never computed
             tokens = list(wish.tokens[:kept])
-            contents = self._beginning(entry, tokens, wish)
-        else:
-            tokens = list(wish.tokens[:n])
+            contents = self._sources.in_file(self.folder.path(wish.name), tokens, **text)
+        elif found is not None and n:
             try:
-                held = None if found is None or not n else self._hold(found[0], n)
+                contents, held = self._sources.of(found[0], tokens, **text)
             except LookupError as e:
                 wish.told(NotSavedError(f"{wish.name} was not saved: {e}"))
                 return
-            states = self._states(found[0], n) if found is not None else []
-            snapshots = [(s.position, s.nbytes) for s in states]
-            contents = self._contents(tokens, snapshots, states, name=wish.name, note=wish.note)
+        else:
+            contents = self._sources.nothing(**text)
         self._begin(key, contents, held, mark, done)
 
     def _begin_automatic(self) -> None:
@@ -209,19 +213,21 @@ class Keeper:
         if conversation not in self.resting.index:
             return  # it goes on, or was forgotten
         tokens = self.resting.index.tokens(conversation)[: self.manager.length(conversation)]
-        if len(tokens) < self.min_tokens or self._bytes(len(tokens)) > self.budget:
+        if len(tokens) < self.min_tokens or self._sources.n_bytes(len(tokens)) > self.budget:
             return
-        states = self._states(conversation, len(tokens))
-        there = self.stored.find(tokens)
+        there = self._find(tokens)
         if there is not None and there[1] == len(tokens):
             return  # all of it is on disk
         before = self.stored.continued_by(tokens)
+        if before is not None and not self._closing and self.identity.geometry.full_pages(len(tokens) - before[1]) < 1:
+            here = self.resting.index
+            self._little = {c: None for c in self._little if c in here} | {conversation: None}
+            return
         key: Key = before[0].key if before else ("cache", uuid.uuid4().hex)
         try:
-            held = self._hold(conversation, len(tokens))
+            contents, held = self._sources.of(conversation, tokens)
         except LookupError:
             return
-        contents = self._contents(tokens, [(s.position, s.nbytes) for s in states], states)
         mark = before[0].mark if before else None
         self._begin(key, contents, held, mark, lambda saving: self._saved(saving, tokens))
 
@@ -283,50 +289,11 @@ class Keeper:
         self.speeds.restored(load.n_bytes, load.seconds)
         self.resting.add(conversation, load.tokens[:n])
 
-    def _hold(self, conversation: ConversationId, n_tokens: int) -> Held:
-        return Held(self.manager, self.store, conversation, n_tokens)
-
-    def _states(self, conversation: ConversationId, n_tokens: int) -> list[Snapshot]:
-        """The recurrent states to be saved, by tokens: to go on from, and, where pages are damaged, to go back to."""
-        there = [s for s in self.manager.snapshots.of(conversation) if s.position <= n_tokens]
-        chosen, left = there[-NEWEST:], self._bytes(n_tokens)
-        for part in QUARTERS:
-            before = [s for s in there if s.position <= n_tokens * part]
-            left -= before[-1].nbytes if before else 0
-            if before and left >= 0 and before[-1] not in chosen:
-                chosen.append(before[-1])
-        return sorted(chosen, key=lambda s: s.position)
-
-    def _beginning(self, entry: Stored, tokens: Sequence[int], wish: _Wish) -> Contents:
-        """The first tokens of what a file has, and another text."""
-        source = Beginning(self.folder.path(entry.key[1], entry.key[0]), self.identity)
-        contents = self._contents(tokens, source.snapshots(len(tokens)), (), name=wish.name, note=wish.note)
-        return replace(contents, page=source.page, snapshot=source.snapshot)
-
-    def _contents(
-        self,
-        tokens: Sequence[int],
-        snapshots: Sequence[tuple[int, int]],
-        states: Sequence[Snapshot],
-        *,
-        name: str = "",
-        note: str = "",
-    ) -> Contents:
-        data = {s.position: s.data for s in states}
-        return Contents(
-            identity=self.identity,
-            tokens=tokens,
-            page=_no_page,
-            snapshots=snapshots,
-            snapshot=data.__getitem__,
-            name=name,
-            model=self.model,
-            note=note,
-        )
-
-    def _bytes(self, n_tokens: int) -> int:
-        return self.identity.geometry.pages_for(n_tokens) * self.identity.frame_bytes
-
-
-def _no_page(number: int) -> Bytes:
-    raise KeyError(number)
+    def _find(self, tokens: Sequence[int]) -> tuple[Stored, int] | None:
+        """What is on disk and begins like these tokens. Files may have left it."""
+        while (found := self.stored.find(tokens)) is not None:
+            kind, name = found[0].key
+            if self.folder.path(name, kind).exists():
+                return found
+            self.stored.remove(found[0].key)
+        return None

@@ -12,13 +12,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from pagedrun.durable.stored import Key
 from pagedrun.errors import PagedrunError, SessionError
 from pagedrun.kv import Held
 from pagedrun.kv.keeping import Bytes
-from pagedrun.sessions import Contents, Identity, Mark, NotSavedError, Session, SessionFolder, aligned, describe
+from pagedrun.sessions import Contents, Mark, NotSavedError, SessionFolder
 
 log = logging.getLogger(__name__)
 
@@ -107,38 +106,3 @@ class Saving:
         except LookupError as e:
             self.gave_way = True
             self._given.put(e)
-
-
-class Beginning:
-    """What a file has, for a save of less of it: read only if the file has to be written anew."""
-
-    def __init__(self, path: Path, identity: Identity) -> None:
-        self._path, self._identity = path, identity
-        self._session: Session | None = None
-
-    def snapshots(self, n_tokens: int) -> list[tuple[int, int]]:
-        """(tokens, bytes) of its states up to there; none where it cannot be read."""
-        try:
-            return [s for s in describe(self._path).snapshots if s[0] <= n_tokens]
-        except PagedrunError:
-            return []
-
-    def page(self, number: int) -> Bytes:
-        """A page. Raises SessionError."""
-        buffer = aligned(1, self._identity.frame_bytes)
-        if not self._opened().read_pages(number, buffer):
-            raise NotSavedError(f"page {number} of {self._path.name} is damaged")
-        page: Bytes = buffer[0]
-        return page
-
-    def snapshot(self, position: int) -> bytearray:
-        """A state. Raises SessionError."""
-        data = self._opened().read_snapshot(position)
-        if data is None:
-            raise NotSavedError(f"the state after {position} tokens in {self._path.name} is damaged")
-        return data
-
-    def _opened(self) -> Session:
-        if self._session is None:
-            self._session = Session(self._path, self._identity, direct=False, lock=False)
-        return self._session

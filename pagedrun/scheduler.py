@@ -67,7 +67,8 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
         self.waiting.add(sequence)
-        self._turned_away = 0
+        if sequence is self.waiting.front()[0]:
+            self._turned_away = 0
 
     def admit(self) -> Sequence | None:
         """Give the next waiting sequence a slot, or None when nobody waits, no slot is free, or memory is short.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import hypothesis.strategies as st
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pagedrun.engine import Cancel
+from pagedrun.kv.ids import ConversationId
 from pagedrun.pausing import PATIENCE, PAUSES
 from pagedrun.request import FinishReason, RequestId
 from pagedrun.scheduler import Sequence
@@ -17,6 +19,7 @@ from pagedrun.step import RunnerLimits, Slot
 from tests.paged_fakes import PagedEngine, end, expected, reason, text
 
 SYSTEM = "you are a helpful cook, and short of words: "  # 44 tokens: seven pages and a bit
+STORY = "it was a dark and stormy night, and"
 BOTH = pytest.mark.parametrize("can_rewind", [True, False])
 
 
@@ -132,6 +135,44 @@ def test_a_prompt_that_has_no_room_now_is_not_begun() -> None:
     assert len(paged.scheduler.running) == 1
     paged.finish()
     assert text(second) == expected("b" * 24, 4) and not paged.manager.stats().dirty_victims > 9
+
+
+def lookups(paged: PagedEngine) -> list[int]:
+    """The length of each prompt that is looked for among those that rest, from now on."""
+    lengths: list[int] = []
+    find = paged.slots.resting.index.alike
+
+    def noted(tokens: list[int]) -> Iterator[tuple[ConversationId, int]]:
+        lengths.append(len(tokens))
+        return find(tokens)
+
+    paged.slots.resting.index.alike = noted  # type: ignore[method-assign, assignment]
+    return lengths
+
+
+@BOTH
+def test_a_prompt_is_looked_for_once(can_rewind: bool) -> None:
+    paged = PagedEngine(device=60, host=60, can_rewind=can_rewind)
+    told = STORY + paged.ask(STORY, 4)
+    found = lookups(paged)
+    events = paged.submit(told + "!", 4)
+    paged.turn()
+    assert found == [len(told) + 1]
+    paged.finish()
+    assert end(events).usage.cached_tokens >= len(told) - 2
+
+
+def test_who_found_no_room_is_not_looked_for_at_every_step() -> None:
+    paged = PagedEngine(device=9, host=20)
+    paged.submit("a" * 30, 24)
+    paged.turn(3)
+    found = lookups(paged)
+    second = paged.submit("b" * 24, 4)
+    third = paged.submit("c" * 24, 4)
+    paged.turn(15)
+    assert len(found) == 3  # one for its turn, and the pages of two are looked for ahead
+    paged.finish()
+    assert (text(second), text(third)) == (expected("b" * 24, 4), expected("c" * 24, 4))
 
 
 def test_the_cheapest_pauses_and_the_first_does_not() -> None:

@@ -134,7 +134,8 @@ def running(command: list[str], listens: Callable[[str], Any]) -> Iterator[str]:
 
 async def over_http(url: str, seed: int) -> Figures:
     """Both figures, through a client that reads as little as it can."""
-    async with httpx.AsyncClient(timeout=600) as client:
+    one_each = httpx.Limits(max_keepalive_connections=0)  # llama-server closes them
+    async with httpx.AsyncClient(timeout=600, limits=one_each) as client:
 
         async def ask(prompt: list[int], n: int) -> tuple[float, int]:
             """Seconds to the first event with text; events with text."""

@@ -176,6 +176,13 @@ def test_pages_of_other_sites_are_kept_out() -> None:
             assert fake.post(PATH, CHAT, headers={"host": host, "origin": f"http://{host}"}).status_code == 200
 
 
+def test_a_name_that_a_proxy_uses() -> None:
+    with fake_server(hosts=("localhost", "llm.example")) as fake:
+        headers = {"host": "LLM.example", "origin": "https://LLM.example"}
+        assert fake.post(PATH, CHAT, headers=headers).status_code == 200
+        assert fake.post(PATH, CHAT, headers={"host": "other.example"}).status_code == 403
+
+
 def test_pages_that_are_let_in() -> None:
     origin = "http://localhost:3000"
     with fake_server(cors=(origin,), keys=("k",)) as fake:

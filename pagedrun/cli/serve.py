@@ -54,6 +54,10 @@ class ServerOptions:
         list[str] | None,
         _server("--cors", "Let web pages of this origin ask; may be repeated, * for all.", "ORIGIN"),
     ] = None
+    allowed_host: Annotated[
+        list[str] | None,
+        _server("--allowed-host", "On loopback, a name by which a proxy calls the server; may be repeated.", "NAME"),
+    ] = None
     name: Annotated[
         list[str] | None,
         _server("--served-model-name", "What clients may call the model; may be repeated.", "NAME"),
@@ -148,7 +152,7 @@ def _how(
         grace_s=server.grace,
         keys=keys,
         cors=tuple(server.cors or ()),
-        hosts=("localhost",) if server.host in _LOOPBACK else (),
+        hosts=("localhost", *map(str.lower, server.allowed_host or ())) if server.host in _LOOPBACK else (),
         system=template.system,
         think=generate.think_mode(located, template),
         sampling_for=(lambda think: spec.sampling_for(think=think)) if spec else None,

@@ -71,7 +71,7 @@ class Guard:
         headers = Headers(scope=scope)
         host = _host(headers.get("host", ""))
         if self._serving.settings.hosts and host not in self._serving.settings.hosts and not _is_loopback(host):
-            return ApiError(403, f"this server is not called '{host[:100]}'", code="host_not_allowed")
+            return ApiError(403, f"this server is not called '{host[:100]}' (--allowed-host)", code="host_not_allowed")
         origin = headers.get("origin")
         if origin is not None and not self._may_ask(origin, headers.get("host", "")):
             return ApiError(403, "pages of this origin may not ask here (--cors)", code="origin_not_allowed")

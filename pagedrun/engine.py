@@ -210,7 +210,7 @@ class Engine:
             shown = _single_tokens(self.runner.vocab, sequence.request.preserved_tokens)
             self._answers[sequence.id] = _Answer(sequence, command.sink, text, shown, time.perf_counter())
             add = functools.partial(self._scheduler.add, sequence)
-            if self.keeper is None or not self.keeper.awaits(sequence.id, sequence.tokens, add):
+            if self.keeper is None or not self.keeper.awaits(sequence.id, sequence.request.prompt, add):
                 add()
         elif isinstance(command, Call):
             self._call(command)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from pagedrun.errors import EngineError, PagedrunError
 from pagedrun.request import Event, Finished, FinishReason, RequestId, Timings, Usage
-from pagedrun.scheduler import Scheduler, Sequence
+from pagedrun.scheduling import Scheduler, Sequence
 from pagedrun.slots import PlainSlots, Slots
 from pagedrun.step import Runner, Sampled, StepPlan, StepResult, Vocab
 from pagedrun.text import TextAssembler

@@ -17,7 +17,7 @@ from pagedrun.errors import ContextLengthError, EngineError, ParameterError, Req
 from pagedrun.model import ModelInfo
 from pagedrun.request import Event, Finished, GenerationRequest, RequestId
 from pagedrun.sampling import LLAMA_DEFAULTS
-from pagedrun.scheduler import NO_MEMORY, Sequence
+from pagedrun.scheduling import NO_MEMORY, Sequence
 from pagedrun.step import RunnerLimits, Vocab
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import numpy as np
 from pagedrun.engine import Engine, Submit
 from pagedrun.kv import Budget, DiskSpace, PageGeometry, PageManager, SpillSettings, validate
 from pagedrun.request import Event, Finished, FinishReason, GenerationRequest, RequestId, TextDelta
-from pagedrun.scheduler import Sequence
+from pagedrun.scheduling import Sequence
 from pagedrun.slots import PagedSettings, PagedSlots
 from pagedrun.step import Chunk, RunnerLimits, Slot
 from tests.fakes import FakeRunner

@@ -19,8 +19,8 @@ ROOMS: list[tuple[str, ...]] = [
     ("paths", "sampling", "memory", "machine"),
     ("config", "request", "gguf_file", "catalog", "rope"),
     ("step", "text", "chat", "kv", "plan"),
-    ("slots", "speeds", "sessions", "sequence", "line", "stall", "durable"),
-    ("pausing", "following", "scheduler"),
+    ("slots", "speeds", "sessions", "durable"),
+    ("scheduling",),
     ("engine",),
     ("runtime",),
     ("first_run",),
@@ -38,8 +38,8 @@ ROOMS: list[tuple[str, ...]] = [
 
 # Policy runs under a fake runner, without a model and without C.
 POLICY = (
-    "config", "request", "sampling", "step", "text", "chat", "kv", "plan", "slots", "sequence", "line", "stall",
-    "pausing", "following", "scheduler", "engine", "service", "server",
+    "config", "request", "sampling", "step", "text", "chat", "kv", "plan", "slots", "scheduling", "engine", "service",
+    "server",
 )  # fmt: skip
 
 

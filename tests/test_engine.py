@@ -13,7 +13,7 @@ from pagedrun.errors import ContextLengthError, EngineError, GrammarError, Param
 from pagedrun.model import ModelInfo
 from pagedrun.request import Event, Finished, FinishReason, GenerationRequest, RequestId, TextDelta
 from pagedrun.sampling import SamplingParams
-from pagedrun.scheduler import Sequence
+from pagedrun.scheduling import Sequence
 from pagedrun.service import Service, Stream
 from pagedrun.step import RunnerLimits, Slot
 from tests.fakes import EOG, TAG, FakeRunner, broken

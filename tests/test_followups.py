@@ -15,7 +15,7 @@ from pagedrun.kv import PageGeometry
 from pagedrun.load import load_service
 from pagedrun.request import Event, GenerationRequest, RequestId, TextDelta
 from pagedrun.sampling import SamplingParams
-from pagedrun.scheduler import Sequence
+from pagedrun.scheduling import Sequence
 from pagedrun.service import Service
 from pagedrun.step import RunnerLimits
 from tests.fakes import TAG

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pagedrun.errors import GrammarError
 from pagedrun.request import GenerationRequest, RequestId
-from pagedrun.scheduler import Scheduler, Sequence
+from pagedrun.scheduling import Scheduler, Sequence
 from pagedrun.slots import PlainSlots
 from pagedrun.slots.plain import common_prefix
 from pagedrun.step import RunnerLimits, Slot, StepPlan

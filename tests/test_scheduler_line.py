@@ -11,9 +11,9 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from pagedrun.kv import SpillSettings
-from pagedrun.line import Line
 from pagedrun.request import GenerationRequest, RequestId
-from pagedrun.scheduler import Scheduler, Sequence
+from pagedrun.scheduling import Scheduler, Sequence
+from pagedrun.scheduling.line import Line
 from pagedrun.slots import PlainSlots
 from pagedrun.step import RunnerLimits
 from tests.fakes import FakeRunner

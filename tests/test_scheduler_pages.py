@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pagedrun.engine import Cancel
 from pagedrun.kv.ids import ConversationId
-from pagedrun.pausing import PATIENCE, PAUSES
 from pagedrun.request import FinishReason, RequestId
-from pagedrun.scheduler import Sequence
+from pagedrun.scheduling import Sequence
+from pagedrun.scheduling.pausing import PATIENCE, PAUSES
 from pagedrun.step import RunnerLimits, Slot
 from tests.paged_fakes import PagedEngine, end, expected, reason, text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pagedrun.stall import FIRST, LEAST, Chunks
+from pagedrun.scheduling.stall import FIRST, LEAST, Chunks
 from pagedrun.step import Chunk, Slot, StepPlan
 
 

@@ -9,7 +9,7 @@ A slot is a llama.cpp sequence. What a finished sequence computed rests, and a s
 continues from it, in whatever slot; one that begins like a running one branches off from that.
 
 Where memory runs short, what rests goes first, the oldest of it; then somebody pauses until others are done, at the
-least cost (pagedrun.pausing); if its pages have nowhere to go, they are computed again then. Who is alone and still
+least cost (pagedrun.scheduling.pausing); if its pages have nowhere to go, they are computed again then. Who is alone and still
 does not fit spills: some of its pages are read from the host at every step. That comes last, because it slows down
 every step of everybody who is awake, and pausing costs each page two copies, once.
 """
@@ -17,16 +17,14 @@ every step of everybody who is awake, and pausing costs each page two copies, on
 from __future__ import annotations
 
 from pagedrun.errors import ContextLengthError
-from pagedrun.following import Following
-from pagedrun.line import Line
-from pagedrun.pausing import PATIENCE, Pausing
-from pagedrun.sequence import Sequence
+from pagedrun.scheduling.following import Following
+from pagedrun.scheduling.line import Line
+from pagedrun.scheduling.pausing import PATIENCE, Pausing
+from pagedrun.scheduling.sequence import Sequence
+from pagedrun.scheduling.stall import Chunks
 from pagedrun.slots import Slots
 from pagedrun.slots.protocol import Trunk
-from pagedrun.stall import Chunks
 from pagedrun.step import Chunk, Runner, Slot, StepPlan
-
-__all__ = ["NO_MEMORY", "Scheduler", "Sequence"]
 
 EXPECTED = 2  # paused or waiting sequences whose pages may come ahead of their turn
 RETRY = 16  # steps after which a sequence that found no room is looked at again, when nothing has happened

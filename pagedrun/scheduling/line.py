@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
-from pagedrun.sequence import Sequence
+from pagedrun.scheduling.sequence import Sequence
 
 _place = attrgetter("place")
 _FEW = 64  # that are gone already may be kept

@@ -14,7 +14,7 @@ nobody does more often than PAUSES + max_num_seqs times.
 
 from __future__ import annotations
 
-from pagedrun.sequence import Sequence
+from pagedrun.scheduling.sequence import Sequence
 from pagedrun.slots import Slots
 from pagedrun.step import Slot
 

@@ -9,11 +9,11 @@ overtaken it. It has no slot in the meantime.
 
 from __future__ import annotations
 
-from pagedrun.pausing import Pausing
-from pagedrun.sequence import Sequence
+from pagedrun.scheduling.pausing import Pausing
+from pagedrun.scheduling.sequence import Sequence
+from pagedrun.scheduling.stall import Chunks
 from pagedrun.slots import Slots
 from pagedrun.slots.protocol import Trunk
-from pagedrun.stall import Chunks
 from pagedrun.step import Slot
 
 

@@ -9,9 +9,9 @@ A slot is a llama.cpp sequence. What a finished sequence computed rests, and a s
 continues from it, in whatever slot; one that begins like a running one branches off from that.
 
 Where memory runs short, what rests goes first, the oldest of it; then somebody pauses until others are done, at the
-least cost (pagedrun.scheduling.pausing); if its pages have nowhere to go, they are computed again then. Who is alone and still
-does not fit spills: some of its pages are read from the host at every step. That comes last, because it slows down
-every step of everybody who is awake, and pausing costs each page two copies, once.
+least cost; if its pages have nowhere to go, they are computed again then. Who is alone and still does not fit spills:
+some of its pages are read from the host at every step. That comes last, because it slows down every step of everybody
+who is awake, and pausing costs each page two copies, once.
 """
 
 from __future__ import annotations

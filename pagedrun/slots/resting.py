@@ -50,20 +50,21 @@ class Resting:
 
         live: conversations of which a slot still has the state.
         """
+        return self.look(tokens, live)[0]
+
+    def look(self, tokens: Sequence[int], live: Container[ConversationId]) -> tuple[Found | None, int]:
+        """As `find`; and how many tokens it has in common with who begins most like it, without its last one."""
         best: Found | None = None
+        most = 0
         for conversation, common in islice(self.index.alike(tokens), LOOKED_AT):
+            most = max(most, min(common, len(tokens) - 1))
             if best is not None and common <= best.n:
                 break
             goes_on = common > self.index.length(conversation) - self._worth
             n = self._usable(conversation, min(common, len(tokens) - 1), live)
             if n > (best.n if best else 0) and (goes_on or n >= self._worth):
                 best = Found(conversation, n, goes_on)
-        return best
-
-    def in_common(self, tokens: Sequence[int]) -> int:
-        """Tokens that a prompt has in common with who begins most like it, without the prompt's last one."""
-        found = self.index.find(tokens)
-        return 0 if found is None else min(found[1], len(tokens) - 1)
+        return best, most
 
     def take(self, found: Found) -> ConversationId:
         """The conversation to go on with, or a fork of it. Where there is no room for a fork it does not rest on."""

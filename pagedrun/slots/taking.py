@@ -28,14 +28,15 @@ class PagedSlots(PagedMemory):
 
         super().__init__(runner, manager, settings)
         self._ahead = Ahead(self.resting)
-        self._looked: tuple[Slot, Sequence[int], Found | None] | None = None  # what `choose` found
+        # What `choose` found, and where the prompt parts from who begins most like it.
+        self._looked: tuple[Slot, Sequence[int], Found | None, int] | None = None
 
     def choose(self, free: Iterable[Slot], tokens: Sequence[int]) -> Slot:
         """The one that still shows the conversation to go on with, or else the one used longest ago."""
         free = list(free)
-        found = self._find(tokens, free)
+        found, parted = self._look(tokens, free)
         slot = free[0] if found is None else self._slot_of(found.conversation, free)
-        self._looked = slot, tokens, found
+        self._looked = slot, tokens, found, parted
         return slot
 
     def known(self, tokens: Sequence[int]) -> int:
@@ -64,8 +65,7 @@ class PagedSlots(PagedMemory):
         """From the conversation that has most in common, as far as the model can go back: to any token, or to a
         snapshot.
         """
-        found = self._found(slot, tokens)
-        parted = 0 if self._runner.can_rewind else self.resting.in_common(tokens)
+        found, parted = self._found(slot, tokens)
         conversation = self._manager.open() if found is None else self.resting.take(found)
         self._stops.begin(slot, conversation, tokens, parted)
         return self._begin(slot, conversation, 0 if found is None else found.n)
@@ -90,17 +90,18 @@ class PagedSlots(PagedMemory):
 
     # inside
 
-    def _find(self, tokens: Sequence[int], slots: Iterable[Slot]) -> Found | None:
+    def _look(self, tokens: Sequence[int], slots: Iterable[Slot]) -> tuple[Found | None, int]:
         """What rests and begins like a prompt. slots: of which the state may be used as it is."""
-        return self.resting.find(tokens, [self._live[slot] for slot in slots if slot in self._live])
+        return self.resting.look(tokens, [self._live[slot] for slot in slots if slot in self._live])
 
-    def _found(self, slot: Slot, tokens: Sequence[int]) -> Found | None:
+    def _found(self, slot: Slot, tokens: Sequence[int]) -> tuple[Found | None, int]:
         """What `choose` found, or else what there is now."""
         looked, self._looked = self._looked, None
         if looked is None or looked[0] != slot or looked[1] is not tokens:
-            return self._find(tokens, [slot])
+            return self._look(tokens, [slot])
         found = looked[2]
-        return found if found is None or found.conversation in self.resting.index else self._find(tokens, [slot])
+        there = found is None or found.conversation in self.resting.index
+        return (found, looked[3]) if there else self._look(tokens, [slot])
 
     def _slot_of(self, conversation: ConversationId, free: list[Slot]) -> Slot:
         """Where its state or its window still is, else the one used longest ago."""

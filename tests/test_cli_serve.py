@@ -40,6 +40,20 @@ def test_it_serves_and_stops(model: Path, tmp_path: Path) -> None:
         assert live.log.endswith("stopped\n") and "secret" not in live.log
 
 
+def test_a_second_ctrl_c_ends_what_runs(model: Path, tmp_path: Path) -> None:
+    fake = {"FAKE_SAYS": "x" * 4000, "FAKE_STEP_S": "0.01"}
+    with live_server(tmp_path, str(model), module="tests.cli_program", **fake) as live:
+        with httpx.stream("POST", f"{live.url}/v1/chat/completions", json={**CHAT, "stream": True}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            live.process.send_signal(signal.SIGINT)
+            while not (line := next(lines)).startswith("data: "):
+                pass
+            live.process.send_signal(signal.SIGINT)
+            assert "error" in line or "the server is stopping" in "".join(lines)
+        assert live.process.wait(20) == 0
+
+
 def test_keys_of_file_and_environment(model: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# ours\nfrom-file\n\n")

@@ -1,10 +1,10 @@
 """Chat: messages to a prompt through the model's template, and the model's reply back to a message.
 
-types       messages, options, what comes out; the protocols that `native.door` satisfies
-templates   ChatTemplates: render messages, with tools, schemas and thinking as the model knows them
-replies     ReplyParser: an answer's text, as it grows, into reasoning, content and tool calls
+types         messages, options, what comes out; the protocols that `native.door` satisfies
+templates     ChatTemplates: render messages, with tools, schemas and thinking as the model knows them
+replies       ReplyParser: an answer's text, as it grows, into reasoning, content and tool calls
 tool_prelude  tools for templates that know none
-jinja       the second engine, for templates that llama.cpp's own cannot run
+jinja         the second engine, for templates that llama.cpp's own cannot run
 """
 
 from pagedrun.chat.replies import ReplyParser

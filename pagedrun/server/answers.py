@@ -81,7 +81,7 @@ def _release(waiter: asyncio.Future[None] | None) -> None:
 class Task:
     """Answers to generate: a request for each choice, and a parser where a chat template made the prompt.
 
-    logprobs: whether they are asked for. prompts: text that each choice's answer begins with (`echo`).
+    prompts: text that each choice's answer begins with (`echo`).
     """
 
     requests: tuple[GenerationRequest, ...]

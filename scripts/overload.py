@@ -6,7 +6,8 @@
 All are asked for at once; the device has pages for 20 of average length, and RAM for 20 more. Answers are greedy.
 
     overtaken     the most later ones that got a slot before an earlier one; may be no more than there are slots
-    ended after   the most later ones that had ended when an earlier one did: prompts differ in length
+    ended after   the most later ones that had ended when an earlier one did; may be no more than twice as many as there
+                  are slots: those that got a slot before it, and those beside it, whose prompts may be shorter
     paused        how often one that ran had to wait for memory; evicted: pages that left the device
     stock differs the largest difference of a logit between two ways in which llama.cpp's own context, with nobody else
                   in it, computes the same prompts and answers: in one batch, and in batches of 32 and of 1
@@ -84,6 +85,8 @@ def main() -> int:
     rows = [kept.row(path.name, lambda p=path: row(p, crowd)) for path in paths]
     for found in rows:
         found.pop("at", None)
+        if found["ended after"] > 2 * crowd.slots:
+            found["wrong"] = f"{found['wrong']}; starved".removeprefix("nothing; ")
     notes = [
         f"{crowd.n} requests at once, {crowd.slots} slots, pages for {crowd.fit} of {crowd.prompt + crowd.answer} "
         f"tokens each on the device and {crowd.fit} in RAM; prompts of {crowd.prompt // 2} to {crowd.prompt * 3 // 2} "

@@ -85,7 +85,7 @@ def test_only_one_process_has_it(complete: Complete, folder: SessionFolder, capf
     assert sessions(capfdbinary, "rm", "-y", "s").code == 0
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "..", "-x", "x" * 300])
+@pytest.mark.parametrize("name", ["", "a/b", "..", "-x", " a", "a ", "x" * 300])
 def test_names_that_cannot_be(complete: Complete, name: str) -> None:
     ran = complete(Fake(), "x", f"--session={name}")
     assert (ran.code, ran.out) == (2, "") and "the session's name" in ran.err and "hint:" in ran.err
@@ -191,6 +191,12 @@ def test_export_import_rename_rm_gc(folder: SessionFolder, tmp_path: Path, capfd
     assert "t: 30 tokens of m" in sessions(capfdbinary, "import", str(file), "t").err
     assert folder.check("t").whole and folder.show("t").meta.note == "{}"  # type: ignore[union-attr]
     assert sessions(capfdbinary, "rename", "t", "s").code == 2
+    ran = sessions(capfdbinary, "rename", "t", "t")
+    assert ran.code == 2 and "'t' is its name already" in ran.err
+    ran = sessions(capfdbinary, "rename", "nobody", "nobody")
+    assert ran.code == 1 and "there is no session 'nobody'" in ran.err
+    ran = sessions(capfdbinary, "export", "nobody", str(tmp_path / "n.kv"))
+    assert ran.code == 1 and "there is no session 'nobody'" in ran.err and "sessions list" in ran.err
     assert sessions(capfdbinary, "rename", "t", "u").code == 0
     ran = sessions(capfdbinary, "rm", "u", "nobody", "-y")
     assert ran.code == 1 and folder.path("u").exists()
@@ -203,7 +209,11 @@ def test_export_import_rename_rm_gc(folder: SessionFolder, tmp_path: Path, capfd
     assert folder.entries()
     assert sessions(capfdbinary, "gc", "--all").code == 0
     assert not folder.entries()
-    assert sessions(capfdbinary, "import", str(tmp_path / "nothing.kv"), "x").code == 1
+    ran = sessions(capfdbinary, "import", str(tmp_path / "nothing.kv"), "x")
+    assert ran.code == 1 and f"there is no file {tmp_path / 'nothing.kv'}" in ran.err
+    file.write_bytes(file.read_bytes()[:9000])
+    ran = sessions(capfdbinary, "import", str(file), "x")
+    assert ran.code == 1 and len(ran.err.splitlines()) == 2 and "copy or export it again" in ran.err
 
 
 def test_help_and_typos(capfdbinary: Any) -> None:

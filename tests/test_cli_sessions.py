@@ -7,16 +7,19 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pagedrun.cli import main
-from pagedrun.durable import Claim
+from pagedrun.cli.sessions.kept import Kept
+from pagedrun.durable import Claim, NamedSession
 from pagedrun.sessions import SessionFolder
 from tests.cli_fakes import Complete, Fake, Ran, folders
-from tests.session_files import contents
+from tests.session_files import SMALL, contents
 
 ROOT = Path(__file__).parents[1]
 
@@ -73,6 +76,76 @@ def test_what_was_not_answered_is_not_kept(complete: Complete) -> None:
     assert third.prompt == b"user:1\nassistant:one\nuser:3\n"
 
 
+def test_a_turn_without_an_answer_leaves_the_session_as_it_was(
+    complete: Complete, folder: SessionFolder, model: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: Any
+) -> None:
+    assert complete(Fake(says="one"), "1", "--session", "s").code == 0
+    assert complete(Fake(says="one"), "1", "--raw", "--session", "r").code == 0
+    before = [folder.path(name).read_bytes() for name in "sr"]
+    assert complete(Fake(says=""), "2", "--session", "s").code == 0
+    assert complete(Fake(says=""), "2", "--raw", "--session", "r").code == 0
+    assert complete(Fake(says="two", size=28), "2", "--session", "s").code == 1  # no room for an answer
+    assert complete(Fake(says=""), "2", "--session", "new").code == 0
+    source = model.with_name("stdin")
+    source.write_text("2\n3\n")
+    Fake(says="").install(monkeypatch.setattr)
+    with source.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert main.run(["chat", str(model), "--session", "s"]) == 0
+    assert "the model gave no answer; the question is not kept" in Ran(0, *capfdbinary.readouterr()).err
+    assert [folder.path(name).read_bytes() for name in "sr"] == before and not folder.path("new").exists()
+
+
+def test_commands_of_a_chat_are_saved_when_they_are_done(
+    model: Path, folder: SessionFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the next line is read: a process that is killed then loses nothing."""
+    Fake(says="Hello!").install(monkeypatch.setattr)
+    seen: list[tuple[str, int]] = []
+
+    class Lines(list[str]):
+        interactive = False
+
+        def read(self) -> str:
+            entry = folder.path("s").exists() and folder.show("s").meta
+            said = json.loads(entry.note) if entry else {}
+            seen.append((said.get("system", ""), len(said.get("turns", []))))
+            if not self:
+                raise EOFError
+            return self.pop(0)
+
+    lines = Lines(["one", "two", "/system Be short", "/undo", "/clear"])
+    monkeypatch.setattr("pagedrun.cli.repl.prompt.open_reader", lambda *_, **__: lines)
+    assert main.run(["chat", str(model), "--session", "s"]) == 0
+    assert seen == [("", 0), ("", 1), ("", 2), ("Be short", 2), ("Be short", 1), ("Be short", 0)]
+
+
+class Serving:
+    """A service with pages or without."""
+
+    def __init__(self, *, pages: bool) -> None:
+        self.keeper: Any = object() if pages else None
+        self.identity = SMALL if pages else replace(SMALL, page_bytes=1, row_bytes=1, n_stripes=1)
+
+    def call(self, work: Callable[[], None]) -> None:
+        """Nothing is computed."""
+
+
+def test_pages_that_are_not_there_are_named_in_plain_words(folder: SessionFolder, capfdbinary: Any) -> None:
+    note, cleared = '{"turns": [1]}', '{"turns": []}'
+
+    def said(tokens: int, note: str, *, pages: bool) -> str:
+        folder.save("s", contents(range(tokens), note=note))
+        with NamedSession(folder, "s") as session:
+            Kept(session).attach(Serving(pages=pages), "m")  # type: ignore[arg-type]
+        return Ran(0, *capfdbinary.readouterr()).err
+
+    assert "s: 30 tokens have to be read again: paging is off" in (told := said(30, note, pages=False))
+    assert "size of" not in told
+    assert "s: what was said has to be read again: it was saved without pages" in said(0, note, pages=True)
+    assert not said(0, cleared, pages=True) and not said(0, note, pages=False) and not said(30, note, pages=True)
+
+
 def test_only_one_process_has_it(complete: Complete, folder: SessionFolder, capfdbinary: Any) -> None:
     claim = Claim(folder.root, "s")
     fake = Fake()
@@ -85,7 +158,7 @@ def test_only_one_process_has_it(complete: Complete, folder: SessionFolder, capf
     assert sessions(capfdbinary, "rm", "-y", "s").code == 0
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "..", "-x", "x" * 300])
+@pytest.mark.parametrize("name", ["", "a/b", "..", "-x", " a", "a ", "x" * 300])
 def test_names_that_cannot_be(complete: Complete, name: str) -> None:
     ran = complete(Fake(), "x", f"--session={name}")
     assert (ran.code, ran.out) == (2, "") and "the session's name" in ran.err and "hint:" in ran.err
@@ -191,6 +264,12 @@ def test_export_import_rename_rm_gc(folder: SessionFolder, tmp_path: Path, capfd
     assert "t: 30 tokens of m" in sessions(capfdbinary, "import", str(file), "t").err
     assert folder.check("t").whole and folder.show("t").meta.note == "{}"  # type: ignore[union-attr]
     assert sessions(capfdbinary, "rename", "t", "s").code == 2
+    ran = sessions(capfdbinary, "rename", "t", "t")
+    assert ran.code == 2 and "'t' is its name already" in ran.err
+    ran = sessions(capfdbinary, "rename", "nobody", "nobody")
+    assert ran.code == 1 and "there is no session 'nobody'" in ran.err
+    ran = sessions(capfdbinary, "export", "nobody", str(tmp_path / "n.kv"))
+    assert ran.code == 1 and "there is no session 'nobody'" in ran.err and "sessions list" in ran.err
     assert sessions(capfdbinary, "rename", "t", "u").code == 0
     ran = sessions(capfdbinary, "rm", "u", "nobody", "-y")
     assert ran.code == 1 and folder.path("u").exists()
@@ -203,7 +282,11 @@ def test_export_import_rename_rm_gc(folder: SessionFolder, tmp_path: Path, capfd
     assert folder.entries()
     assert sessions(capfdbinary, "gc", "--all").code == 0
     assert not folder.entries()
-    assert sessions(capfdbinary, "import", str(tmp_path / "nothing.kv"), "x").code == 1
+    ran = sessions(capfdbinary, "import", str(tmp_path / "nothing.kv"), "x")
+    assert ran.code == 1 and f"there is no file {tmp_path / 'nothing.kv'}" in ran.err
+    file.write_bytes(file.read_bytes()[:9000])
+    ran = sessions(capfdbinary, "import", str(file), "x")
+    assert ran.code == 1 and len(ran.err.splitlines()) == 2 and "copy or export it again" in ran.err
 
 
 def test_help_and_typos(capfdbinary: Any) -> None:

@@ -27,17 +27,25 @@ LONG = "the quick brown fox jumps over "
 class Durable(PagedEngine):
     """With a keeper. Calls of its threads are carried out between steps, as the engine's thread does it."""
 
-    def __init__(self, root: Path, *, disk: Disk | None = None, identity: Identity = IDENTITY, **more: object) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        disk: Disk | None = None,
+        identity: Identity = IDENTITY,
+        budget: int = 1 << 20,
+        **more: object,
+    ) -> None:
         super().__init__(**{"device": 24, "host": 12} | more)  # type: ignore[arg-type]
         self.keeper = self.engine.keeper = Keeper(
             self.manager,
             self.store,
             self.slots.resting,
-            SessionFolder(root, 1 << 20, disk=disk),
+            SessionFolder(root, budget, disk=disk),
             identity,
             call=lambda work: self.engine.inbox.put(Call(work)),
             can_rewind=self.runner.can_rewind,
-            budget=1 << 20,
+            budget=budget,
             min_tokens=12,
         )
 
@@ -399,6 +407,17 @@ def test_anything_at_any_time(tmp_path: Path, seed: int, can_rewind: bool) -> No
 
 def ended(events: list[Event]) -> bool:
     return bool(events) and isinstance(events[-1], Finished)
+
+
+def test_what_is_beyond_a_lower_budget_leaves_at_the_start(tmp_path: Path) -> None:
+    first = Durable(tmp_path)
+    for prompt in (LONG, LONG[::-1]):
+        first.cached(prompt)
+    first.end()
+    assert len(files(tmp_path)) == 2
+    budget = max(f.stat().st_size for f in files(tmp_path))
+    second = Durable(tmp_path, budget=budget)
+    assert len(files(tmp_path)) == 1 and len(second.keeper.stored) == 1
 
 
 def test_a_full_disk_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -167,6 +167,16 @@ def test_uses_are_forgotten_in_the_end_and_a_closed_state_folder_is_no_error(
     library.remember_use(home / "m.gguf")
 
 
+def test_a_full_disk_leaves_no_file_that_was_begun(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, *_: object, **__: object) -> None:
+        self.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    library.remember_use(home / "m.gguf")
+    assert not list((home / "state").iterdir())
+
+
 # --- verification ---
 
 

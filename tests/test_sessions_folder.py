@@ -71,7 +71,7 @@ def test_names_that_are_good(tmp_path: Path, name: str) -> None:
 
 
 BAD = ["", " ", ".", "..", ".hidden", "../a", "a/b", "/etc/passwd", "a\\b", "a\0b", "a\nb", "-rf", "x" * 201]
-BAD += ["é" * 101, "\ud800", "a\x1b[31m"]
+BAD += ["é" * 101, "\ud800", "a\x1b[31m", " a", "a "]
 
 
 @pytest.mark.parametrize("name", BAD, ids=range(len(BAD)))
@@ -99,6 +99,20 @@ def test_the_least_recently_used_entries_leave_and_named_ones_do_not(tmp_path: P
     assert f.cache("e", pages(5))
     assert names(f) == ["e", "d"], "two had to go for one that is larger by two blocks"
     assert f.cache_bytes == 14 * BLOCK and names(f, "named") == ["kept"] and not f.refused
+
+
+def test_a_budget_that_was_lowered(tmp_path: Path) -> None:
+    f = folder(tmp_path, 3 * 6 * BLOCK)
+    f.save("kept", pages(40))
+    for i, key in enumerate("abc"):
+        assert f.cache(key, pages(3, i))
+    lower = folder(tmp_path, 2 * 6 * BLOCK)
+    lower.trim()
+    assert names(lower) == ["c", "b"] and names(lower, "named") == ["kept"]
+    lower.trim()
+    assert names(lower) == ["c", "b"]
+    folder(tmp_path / "nothing", 1).trim()
+    assert not (tmp_path / "nothing").exists()
 
 
 def test_the_budget_is_exact(tmp_path: Path) -> None:
@@ -301,7 +315,9 @@ def test_export_and_import(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["page", "snapshot", "index", "cut"])
-def test_what_is_damaged_is_neither_exported_nor_imported(tmp_path: Path, what: str) -> None:
+def test_what_is_damaged_is_neither_exported_nor_imported(
+    tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
     f = folder(tmp_path / "f")
     f.save("a", contents(range(30), (7,)))
     with f.open("a", SMALL) as s:
@@ -313,7 +329,8 @@ def test_what_is_damaged_is_neither_exported_nor_imported(tmp_path: Path, what: 
     bad.write_bytes(raw[:-BLOCK] if what == "cut" else raw)
     with pytest.raises(DamagedSessionError) as e:
         f.import_(bad, "b")
-    assert e.value.hint and names(f, "named") == ["a"] and not list((tmp_path / "f" / "named").glob(".*"))
+    assert "copy or export it again" in e.value.hint and not [r for r in caplog.records if r.levelname == "WARNING"]
+    assert names(f, "named") == ["a"] and not list((tmp_path / "f" / "named").glob(".*"))
     f.path("a").write_bytes(bad.read_bytes())
     out = tmp_path / "out.kv"
     out.write_text("what was there")

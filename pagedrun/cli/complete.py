@@ -117,7 +117,7 @@ def complete(
     between. With "-" as PROMPT standard input comes first. With --raw they are joined as they are, byte for byte.
     In a script whose standard input is meant for something else, add < /dev/null.
 
-    With --session the prompt goes on from what was said in the session, and the answer is kept there.
+    With --session the prompt goes on from what was said in the session, and the answer is kept there, if there is one.
 
     Exit codes: 0 done (also at -n tokens), 1 error, 2 wrong usage, 3 cut off by the context, or by -n in the middle
     of JSON that was asked for, 130 interrupted.
@@ -226,7 +226,7 @@ class _Task:
         return self.before.chat if system is None else self.before.chat.with_system(system)
 
     def _keep(self, text: str, request: GenerationRequest, answer: generate.Answer, finished: Finished) -> None:
-        if self.keeps is None or finished.reason is FinishReason.CANCELLED:
+        if self.keeps is None or finished.reason is FinishReason.CANCELLED or not (answer.content or answer.reasoning):
             return
         tokens = [*request.prompt, *answer.tokens]
         if self.options.raw:

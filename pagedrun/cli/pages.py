@@ -53,13 +53,11 @@ def kept_rows(keeper: Keeper | None) -> Rows:
 
 
 def kept_report(keeper: Keeper | None) -> dict[str, Any] | None:
-    """The same for programs; None where nothing is kept."""
+    """What was restored, for programs; None where nothing is kept. Saves come after the report."""
     if keeper is None:
         return None
     stats = keeper.stats
     return {
-        "saved": stats.saved,
-        "failed": stats.failed,
         "restored": stats.restored,
         "restored_tokens": stats.restored_tokens,
         "restored_bytes": stats.restored_bytes,

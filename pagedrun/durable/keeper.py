@@ -96,6 +96,7 @@ class Keeper:
         self.stored = StoredIndex(self.folder, self.identity)
         self._sources = Sources(self.manager, self.store, self.identity, self.model)
         if self.budget:
+            self.folder.trim()
             self.stored.scan()
         self.resting.rested = self.rested
         self.resting.spare = self.spare

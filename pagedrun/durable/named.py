@@ -122,9 +122,13 @@ class NamedSession:
         differences = self.meta.identity.differences(identity)
         if self.meta.identity.model and any(d.part == "model" for d in differences):
             raise OtherIdentityError(self._folder.path(self.name), differences[:1], hint=self._way_out())
-        if differences and self.tokens:
+        if keeper is None:
+            self.refused = "paging is off" if self.tokens else ""
+        elif not self.tokens:
+            self.refused = "it was saved without pages" if self.note else ""
+        elif differences:
             self.refused = "; ".join(map(str, differences))
-        elif keeper is not None and self.tokens:
+        else:
             self._register(keeper, identity)
 
     def save(self, tokens: Sequence[int], note: str) -> Future[None]:

@@ -103,11 +103,14 @@ def remember_use(path: Path) -> None:
     used = _used()
     used[os.path.realpath(path)] = time.time()
     newest = sorted(used.items(), key=lambda item: item[1])[-_REMEMBERED:]
-    with suppress(OSError):
+    new = state_dir() / f"used.{os.getpid()}"
+    try:
         state_dir().mkdir(parents=True, exist_ok=True)
-        new = state_dir() / f"used.{os.getpid()}"
         new.write_text(json.dumps(dict(newest), indent=1) + "\n", encoding="utf-8")
         new.replace(state_dir() / "used.json")
+    except OSError:
+        with suppress(OSError):
+            new.unlink()
 
 
 def pull_name(entry: Entry) -> str | None:

@@ -159,6 +159,7 @@ class SessionFolder:
 
         Raises SessionError, and the file is then not there, or as it was; UsageError.
         """
+        self.show(name)
         with self.open(name, None) as session:
             save(to, copied(session, name=name), disk=self._disk)
         return size_at(to)
@@ -167,9 +168,26 @@ class SessionFolder:
         """Take a file in under a name that none has. Every page is checked. Raises SessionError, UsageError."""
         path = self.path(name)
         self._refuse_existing(path, name)
-        with Session(file, disk=self._disk) as session:
-            self._save("named", name, copied(session, name=name), None)
+        try:
+            with Session(file, disk=self._disk, level=logging.DEBUG) as session:
+                self._save("named", name, copied(session, name=name), None)
+        except SessionNotFoundError:
+            raise SessionNotFoundError(f"there is no file {file}") from None
+        except DamagedSessionError as e:
+            raise DamagedSessionError(e.message, hint="copy or export it again; nothing was taken in") from e
         return describe(path, disk=self._disk)
+
+    def trim(self) -> None:
+        """Remove automatic entries that are beyond the budget, which may have been lowered."""
+        if not self.root.is_dir():
+            return
+        try:
+            with self._budget.locked():
+                for path in self._budget.excess():
+                    log.info("%s leaves the disk", path.name)
+                    path.unlink(missing_ok=True)
+        except OSError as e:
+            log.debug("%s cannot be cleaned up: %s", self.root, e.strerror)
 
     def gc(self) -> list[Removed]:
         """Remove what dead processes left, automatic entries that nobody can use, and those beyond the budget.

@@ -16,6 +16,8 @@ def checked_name(name: str) -> str:
     wrong = ""
     if not name or not name.strip():
         wrong = "is empty"
+    elif name != name.strip():
+        wrong = "begins or ends with a space"
     elif n_bytes > _LONGEST:
         wrong = f"has more than {_LONGEST} bytes, or is no text"
     elif name[0] in ".-":

@@ -55,7 +55,7 @@ def aligned(*shape: int) -> Bytes:
     return np.frombuffer(mmap.mmap(-1, max(n, 1)), np.uint8, n).reshape(shape)
 
 
-def read_index(fd: int, path: Path, disk: Disk) -> tuple[Index, int]:
+def read_index(fd: int, path: Path, disk: Disk, level: int = logging.WARNING) -> tuple[Index, int]:
     """The state that an open file is in, and the newest generation that any of its superblocks speaks of.
 
     Raises SessionError; OSError where it cannot be read at all.
@@ -80,7 +80,7 @@ def read_index(fd: int, path: Path, disk: Disk) -> tuple[Index, int]:
             return unpack_index(head, bytes(data)), heads[0].generation
         except (ValueError, OSError) as e:
             reason = str(e) if isinstance(e, ValueError) else f"its index cannot be read: {e.strerror}"
-            log.warning("%s, generation %d: %s", path.name, head.generation, reason)
+            log.log(level, "%s, generation %d: %s", path.name, head.generation, reason)
     raise DamagedSessionError(f"{path.name} cannot be used: {reason}", hint="remove it, or restore a copy")
 
 
@@ -109,7 +109,7 @@ class Session:
     """An open file, in the state that it had when it was opened. Close it when the conversation has been loaded.
 
     identity: what has to agree; None: nothing has to (to list and copy files). direct: whether to read around the page
-    cache where that can be. Raises SessionError.
+    cache where that can be. level: at which the log is told of damage. Raises SessionError.
     """
 
     def __init__(
@@ -120,8 +120,10 @@ class Session:
         disk: Disk | None = None,
         direct: bool = True,
         lock: bool = True,
+        level: int = logging.WARNING,
     ) -> None:
         self.path = path
+        self._level = level
         self._disk = disk or Disk()
         try:
             self._fd = self._disk.open(path, os.O_RDONLY)
@@ -129,7 +131,7 @@ class Session:
             try:
                 if lock:
                     shared(self._fd, WAIT_S)
-                self.index, _ = read_index(self._fd, path, self._disk)
+                self.index, _ = read_index(self._fd, path, self._disk, level)
                 if identity is not None and (differences := self.meta.identity.differences(identity)):
                     raise OtherIdentityError(path, differences)
             except BaseException:
@@ -191,7 +193,7 @@ class Session:
             came = self._read(int(rows["offset"][begin]), out[begin:end])
             for i in range(begin, end):
                 if i - begin >= came or zlib.crc32(out[i].data) != rows["sum"][i]:
-                    log.warning("%s: page %d is damaged; it is computed again", self.path.name, first + i)
+                    log.log(self._level, "%s: page %d is damaged; it is computed again", self.path.name, first + i)
                     self.good_pages = min(self.good_pages, first + i)
                     return i
         return n
@@ -207,7 +209,7 @@ class Session:
         came = len(data) == n_bytes and self._read(offset, np.frombuffer(data, np.uint8).reshape(1, -1))
         if came and zlib.crc32(data) == row["sum"]:
             return data
-        log.warning("%s: the state after %d tokens is damaged", self.path.name, position)
+        log.log(self._level, "%s: the state after %d tokens is damaged", self.path.name, position)
         self._bad_snapshots.add(position)
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from pagedrun import units
 from pagedrun.cli import console, generate
@@ -62,7 +63,10 @@ class Chat:
     def _leaves(self, line: str) -> bool:
         """Do what a line says; whether it says to leave."""
         if commands.is_command(line):
+            before = self.state.conversation
             following = actions.run(self.state, line)
+            if self.state.conversation is not before:
+                self._save_changed()
         else:
             following = actions.Ask(self.state.conversation, line.strip())
         if isinstance(following, actions.Ask):
@@ -92,11 +96,21 @@ class Chat:
         if said.finished is None or (said.error and said.finished.reason not in _UNFINISHED):
             raise said.error or EngineError("the answer did not end")
         self.state.stats.add(said.finished)
+        before = self.state.conversation
         self._keep(conversation, question, said, said.finished.reason)
-        if self.state.keeps is not None:
+        if self.state.keeps is not None and self.state.conversation is not before:
             self.state.keeps.save(self.state.conversation, [*request.prompt, *answer.tokens])
         if said.interrupted and not self._reader.interactive:
             raise KeyboardInterrupt
+
+    def _save_changed(self) -> None:
+        """A command has changed the conversation."""
+        if self.state.keeps is None:
+            return
+        tokens: tuple[int, ...] = ()
+        with suppress(PagedrunError):  # a template that fails says so when something is asked
+            tokens = self.state.prompt(self.state.conversation)
+        self.state.keeps.changed(self.state.conversation, tokens)
 
     def _save_session(self) -> None:
         if self.state.keeps is None:
@@ -108,8 +122,11 @@ class Chat:
             self._remember(e.exit_code)
 
     def _keep(self, conversation: Conversation, question: str, said: Said, end: FinishReason) -> None:
-        if end is FinishReason.CANCELLED and not (said.content or said.reasoning):
-            console.note("stopped before anything was said; the question is not kept")
+        if not (said.content or said.reasoning):
+            how = "stopped before anything was said" if end is FinishReason.CANCELLED else "the model gave no answer"
+            console.note(f"{how}; the question is not kept")
+            if end is FinishReason.CONTEXT:
+                self._cut_off()
             return
         turn = Turn(question=question, answer=said.content, reasoning=said.reasoning, end=end)
         self.state.conversation = conversation.add(turn)

@@ -56,9 +56,13 @@ class ChatState:
         """Tokens of the prompt that asks `question` next. Raises TemplateError."""
         return len(self.request(conversation, question)[0].prompt)
 
+    def prompt(self, conversation: Conversation) -> tuple[int, ...]:
+        """Tokens of the next prompt before anything is asked. Raises TemplateError."""
+        return self.request(conversation, "")[0].prompt if conversation.messages() else ()
+
     def used(self) -> int:
         """Tokens of the context that the next prompt takes before anything is asked."""
-        return self.count(self.conversation, "") if self.conversation.messages() else 0
+        return len(self.prompt(self.conversation))
 
     def plan_drop(self, conversation: Conversation, question: str = "") -> DropPlan | None:
         """Which of the oldest turns would have to go for a comfortable answer; None when that cannot help."""

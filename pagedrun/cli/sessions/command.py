@@ -105,7 +105,12 @@ def rm(
 
 def rename(name: NAME, new: Annotated[str, typer.Argument(metavar="NEW", help="A name that none has.")]) -> None:
     """Give a session another name."""
+    from pagedrun.errors import UsageError
+
     folder = _folder()
+    folder.show(name)
+    if new == name:
+        raise UsageError(f"{name!r} is its name already")
     with _claimed(folder, name), _claimed(folder, new):
         folder.rename(name, new)
 

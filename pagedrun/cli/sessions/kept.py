@@ -49,9 +49,11 @@ class Kept:
         """Prompts go on from the session's pages. Warns where they cannot; raises SessionError for another model."""
         self._model = model
         self._session.attach(service, model)
-        if self._session.refused:
-            tokens = count(self._session.tokens, "token")
-            console.warn(f"{self.name}: {tokens} have to be read again: {self._session.refused}")
+        if not self._session.refused or turns_in(self._session.note) == 0:
+            return
+        tokens = self._session.tokens
+        what = f"{count(tokens, 'token')} have" if tokens else "what was said has"
+        console.warn(f"{self.name}: {what} to be read again: {self._session.refused}")
 
     def conversation(self) -> Conversation:
         """What was said, as a chat. Raises UsageError for a session of --raw."""
@@ -83,19 +85,26 @@ class Kept:
         """Save a chat in the background. tokens: of the last prompt and its answer."""
         self._save(_chat_note(conversation, self._model), tokens)
 
+    def changed(self, conversation: Conversation, tokens: Sequence[int]) -> None:
+        """Save a chat that nothing was said in, but something changed. tokens: of what is said so far."""
+        if _differs(note := _chat_note(conversation, self._model), self._saved):
+            self._save(note, tokens)
+
     def save_text(self, text: str, tokens: Sequence[int]) -> None:
         """The same with --raw."""
         self._save(json.dumps({"format": RAW, "version": VERSION, "text": text}), tokens)
 
     def finish(self, conversation: Conversation | None = None) -> None:
         """Wait for saves; a chat that was changed since the last one is saved. Raises SessionError."""
-        if self._last is not None:
-            self._last.result()
-        if conversation is not None and _differs(note := _chat_note(conversation, self._model), self._saved):
-            self._save(note, self._tokens)
-            self._last, last = None, self._last
-            if last is not None:
-                last.result()
+        self._wait()
+        if conversation is not None:
+            self.changed(conversation, self._tokens)
+            self._wait()
+
+    def _wait(self) -> None:
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
 
     def _save(self, note: str, tokens: Sequence[int]) -> None:
         if self._last is not None and self._last.done() and (error := self._last.exception()) is not None:

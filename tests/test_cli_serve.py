@@ -138,6 +138,19 @@ def test_options_that_make_no_sense(
     assert says in refused(capsys, monkeypatch, str(model), *args)
 
 
+def test_llama_cpps_log_is_for_vv(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagedrun.server.run.serve", lambda serving, sock, on_start: on_start())
+    monkeypatch.setattr("pagedrun.cli.serve._log", lambda: None)
+    for args, shown in (((), False), (("-v",), False), (("-vv",), True), (("-v", "-v"), True)):
+        monkeypatch.setattr("pagedrun.cli.console.verbose", 0)
+        fake = Fake()
+        fake.install(monkeypatch.setattr)
+        assert main.run(["serve", str(model), "--port", "0", *args]) == 0
+        assert fake.loads[0]["verbose"] is shown
+
+
 def test_a_server_computes_four_answers_at_once_unless_told(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

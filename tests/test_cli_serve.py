@@ -54,6 +54,36 @@ def test_a_second_ctrl_c_ends_what_runs(model: Path, tmp_path: Path) -> None:
         assert live.process.wait(20) == 0
 
 
+def test_while_it_stops_it_says_so(model: Path, tmp_path: Path) -> None:
+    fake = {"FAKE_SAYS": "x" * 4000, "FAKE_STEP_S": "0.01"}
+    with live_server(tmp_path, str(model), module="tests.cli_program", **fake) as live:
+        with httpx.stream("POST", f"{live.url}/v1/chat/completions", json={**CHAT, "stream": True}) as answer:
+            lines = answer.iter_lines()  # without it the stream would be closed
+            next(lines)
+            live.process.send_signal(signal.SIGINT)
+            while (ready := httpx.get(f"{live.url}/ready")).status_code == 200:
+                pass
+            assert ready.status_code == 503 and ready.headers["retry-after"]
+            refused = httpx.post(f"{live.url}/v1/chat/completions", json=CHAT)
+            assert refused.status_code == 503 and refused.headers["retry-after"]
+            assert "the server is stopping" in refused.json()["error"]["message"]
+            assert httpx.get(f"{live.url}/health").status_code == 200
+            live.process.send_signal(signal.SIGINT)
+        assert live.process.wait(20) == 0
+
+
+def test_an_answer_may_end_after_a_signal(model: Path, tmp_path: Path) -> None:
+    fake = {"FAKE_SAYS": "x" * 100, "FAKE_STEP_S": "0.01"}
+    with live_server(tmp_path, str(model), module="tests.cli_program", **fake) as live:
+        with httpx.stream("POST", f"{live.url}/v1/chat/completions", json={**CHAT, "stream": True}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            live.process.send_signal(signal.SIGTERM)
+            text = "".join(lines)
+        assert '"finish_reason":"stop"' in text.replace(": ", ":") and "[DONE]" in text
+        assert live.process.wait(20) == 0
+
+
 def test_keys_of_file_and_environment(model: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# ours\nfrom-file\n\n")
@@ -106,6 +136,19 @@ def test_options_that_make_no_sense(
     model: Path, args: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert says in refused(capsys, monkeypatch, str(model), *args)
+
+
+def test_llama_cpps_log_is_for_vv(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagedrun.server.run.serve", lambda serving, sock, on_start: on_start())
+    monkeypatch.setattr("pagedrun.cli.serve._log", lambda: None)
+    for args, shown in (((), False), (("-v",), False), (("-vv",), True), (("-v", "-v"), True)):
+        monkeypatch.setattr("pagedrun.cli.console.verbose", 0)
+        fake = Fake()
+        fake.install(monkeypatch.setattr)
+        assert main.run(["serve", str(model), "--port", "0", *args]) == 0
+        assert fake.loads[0]["verbose"] is shown
 
 
 def test_a_server_computes_four_answers_at_once_unless_told(

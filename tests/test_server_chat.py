@@ -244,6 +244,15 @@ def test_how_much_is_thought() -> None:
         assert error["param"] == "reasoning_effort" and error["code"] == "unsupported_parameter"
 
 
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "bos_token"])
+def test_variables_that_the_server_sets_are_refused_by_name(name: str) -> None:
+    with fake_server() as fake:
+        answer = fake.chat(chat_template_kwargs={"mine": 1, name: []})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == f"chat_template_kwargs.{name}"
+        assert fake.chat(chat_template_kwargs={"mine": 1}).status_code == 200
+
+
 def test_the_last_message_can_be_continued() -> None:
     with fake_server() as fake:
         messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "He"}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -114,7 +115,18 @@ def test_a_look_inside(fake: Fake) -> None:
     )
     assert fake.call("GET", "/v1/pagedrun/stats").json()["running"] == 0
     assert fake.call("GET", "/v1/pagedrun/memory").json() == {"kv_cache": None}
-    assert fake.call("GET", "/v1/pagedrun/plan").json()["error"]["code"] == "no_plan"
+
+
+def test_what_goes_where(fake: Fake) -> None:
+    service = fake.serving.service
+    assert fake.call("GET", "/v1/pagedrun/plan").json() == {
+        "device": "CPU",
+        "weights_bytes": service.model.size_bytes,
+        "kv_cache": None,
+    }
+    service.model = replace(service.model, device="two GPUs")
+    answer = fake.call("GET", "/v1/pagedrun/plan")
+    assert answer.status_code == 404 and answer.json()["error"]["code"] == "no_plan"
 
 
 def test_the_description_and_its_page(fake: Fake) -> None:

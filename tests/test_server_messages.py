@@ -110,12 +110,33 @@ def test_a_conversation_with_tools() -> None:
 
 def test_thinking_and_forms() -> None:
     with fake_server() as fake:
-        ask(fake, thinking={"type": "enabled", "budget_tokens": 2000})
+        ask(fake, thinking={"type": "enabled", "budget_tokens": 2000}, max_tokens=2001)
         assert fake.options.think is True and fake.options.reasoning_budget == 2000
         ask(fake, thinking={"type": "disabled"})
         assert fake.options.think is False
         ask(fake, output_config={"format": {"type": "json_schema", "schema": {"type": "array"}}})
         assert json.loads(fake.options.json_schema or "") == {"type": "array"}
+
+
+def test_the_assistants_last_message_is_continued() -> None:
+    messages = [*ASK["messages"], {"role": "assistant", "content": [{"type": "text", "text": "He"}]}]
+    with fake_server() as fake:
+        ask(fake)
+        assert not fake.options.continue_final_message
+        ask(fake, messages=messages)
+        assert fake.options.continue_final_message and fake.messages[-1] == Message("assistant", "He")
+
+
+def test_a_model_that_does_not_think() -> None:
+    with fake_server() as fake:
+        fake.templates.supports_thinking = False
+        thinking = {"type": "enabled", "budget_tokens": 1024}
+        answer = fake.post("/v1/messages", {**ASK, "thinking": thinking, "max_tokens": 2000})
+        assert answer.status_code == 400 and "'thinking' is not supported" in answer.json()["error"]["message"]
+        ask(fake, thinking={"type": "disabled"})
+        ask(fake, thinking={"type": "adaptive"})
+        fake.templates.source = "{{ reasoning_effort }}"
+        ask(fake, thinking=thinking, max_tokens=2000)
 
 
 def test_counting() -> None:
@@ -138,6 +159,11 @@ def test_counting() -> None:
         ({"mcp_servers": []}, "mcp_servers"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"n": 2}, "n"),
+        ({"temperature": 1.1}, "temperature"),
+        ({"thinking": {"type": "enabled"}}, "missing 'thinking.budget_tokens'"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1023}, "max_tokens": 2000}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 1024}, "less than 'max_tokens'"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b"}]}]}, "results"),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, "maximum context length"),
     ],
 )

@@ -73,6 +73,31 @@ def test_chat_streams_the_same(client: openai.OpenAI) -> None:
         assert stream.get_final_completion().choices[0].message.content == whole.choices[0].message.content
 
 
+def test_choices_share_their_prompt(client: openai.OpenAI) -> None:
+    story = f"Once upon a time there were {', '.join(f'{i} dwarfs' for i in range(200))} in a wood. Who came next?"
+    made = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": story}], n=2, max_tokens=5, seed=3
+    )
+    usage = made.usage
+    assert usage and usage.prompt_tokens_details and usage.prompt_tokens_details.cached_tokens
+    assert usage.prompt_tokens - 64 < usage.prompt_tokens_details.cached_tokens < usage.prompt_tokens
+
+
+def test_what_main_memory_is_taken_for(live: Live, client: openai.OpenAI) -> None:
+    client.completions.create(model=MODEL, prompt="Once upon", max_tokens=2)
+    found = httpx.get(f"{live.url}/v1/pagedrun/plan", headers={"x-api-key": "k3y"}).json()
+    assert found["device"] == "CPU" and found["weights_bytes"] > 50 << 20
+    kv = found["kv_cache"]
+    assert kv["buffer_bytes"] > 0 and 0 < kv["pages_bytes"] <= kv["pages_limit_bytes"]
+
+
+def test_the_assistants_message_is_continued(live: Live) -> None:
+    asked = [CAPITAL[0], {"role": "assistant", "content": "The capital of France is the city of"}]
+    body = {"model": MODEL, "max_tokens": 4, "temperature": 0, "messages": asked}
+    answer = httpx.post(f"{live.url}/v1/messages", json=body, headers={"x-api-key": "k3y"}, timeout=60).json()
+    assert answer["content"][0]["text"].startswith(" Paris")
+
+
 def test_logprobs_n_and_bias(client: openai.OpenAI) -> None:
     made = client.chat.completions.create(
         model=MODEL,

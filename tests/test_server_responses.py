@@ -41,6 +41,17 @@ def test_a_response() -> None:
         assert fake.messages == (Message("system", "Be kind."), Message("user", "hi"))
         cut = ask(fake, max_output_tokens=2)
         assert cut["status"] == "incomplete" and cut["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert cut["output"][0]["status"] == "incomplete"
+
+
+def test_only_the_last_item_is_incomplete() -> None:
+    with fake_server(SAYS) as fake:
+        for n, says in ((25, ["incomplete"]), (45, ["completed", "incomplete"]), (90, ["completed", "completed"])):
+            whole = ask(fake, tools=[TOOL], max_output_tokens=n)
+            streamed = stream(fake, tools=[TOOL], max_output_tokens=n)
+            done = [e["item"] for e in streamed if e["type"] == "response.output_item.done"]
+            for items in (whole["output"], done, streamed[-1]["response"]["output"]):
+                assert [item["status"] for item in items if "status" in item] == says
 
 
 def test_items_as_a_whole_and_as_events() -> None:

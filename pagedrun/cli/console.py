@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from pagedrun.errors import PagedrunError
 
-#: Set by -v: llama.cpp's own log, and tracebacks of unexpected errors, go to stderr.
-verbose = False
+#: How often -v was given: llama.cpp's own log, and tracebacks of unexpected errors, go to stderr.
+verbose = 0
 
 _RED, _YELLOW, _DIM, _BOLD = "31;1", "33;1", "2", "1"
 
@@ -47,10 +47,10 @@ _COMMANDS = re.compile(
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def set_verbose(value: bool) -> bool:
+def set_verbose(value: int) -> int:
     """Switch -v on (never off: the option may be given at two places); used as a typer callback."""
     global verbose  # noqa: PLW0603 - one process is one command line
-    verbose = verbose or value
+    verbose = max(verbose, value)
     return value
 
 

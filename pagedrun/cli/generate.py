@@ -95,7 +95,7 @@ def open_model(located: hub.LocatedModel, engine: EngineOptions, template: Templ
             sampling_defaults=spec.sampling_for(think=template.think) if spec else {},
             chat_template=template_text,
             on_progress=on_progress,
-            verbose=console.verbose,
+            verbose=console.verbose >= engine.log_from,
             sessions=sessions_dir(),
             name=located.name,
         )

@@ -136,6 +136,7 @@ class EngineOptions:
     """How the model is loaded; flags go before PAGEDRUN_* variables, and these before the config file."""
 
     defaults: ClassVar[Mapping[str, Any]] = {}
+    log_from: ClassVar[int] = 1  # how often -v has to be given for llama.cpp's log
 
     max_seq_len: Annotated[
         int | None, _engine("-c --max-seq-len", "Context size in tokens; 0: what the model and memory allow.")
@@ -180,9 +181,11 @@ class EngineOptions:
         None
     )
     verbose: Annotated[
-        bool,
-        _engine("-v --verbose", "Show llama.cpp's log, and tracebacks.", None, callback=console.set_verbose),
-    ] = False
+        int,
+        _engine(
+            "-v --verbose", "Show llama.cpp's log, and tracebacks.", None, count=True, callback=console.set_verbose
+        ),
+    ] = 0
 
     def settings(self) -> EngineConfig:
         """The engine settings in force. Raises UsageError."""

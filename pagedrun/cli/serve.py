@@ -95,6 +95,20 @@ class ServingEngineOptions(EngineOptions):
     """The same, for several clients."""
 
     defaults: ClassVar[Mapping[str, Any]] = {"max_num_seqs": 4}
+    log_from: ClassVar[int] = 2
+
+    verbose: Annotated[
+        int,
+        typer.Option(
+            "-v",
+            "--verbose",
+            help="Show a line for each request, and tracebacks; -vv: llama.cpp's log too.",
+            count=True,
+            show_default=False,
+            callback=console.set_verbose,
+            rich_help_panel="Engine",
+        ),
+    ] = 0
 
 
 @with_options

@@ -81,15 +81,23 @@ def _options(serving: Serving, ask: Ask) -> ChatOptions:
     if ask.effort == "none":
         think = False
     elif ask.effort is not None:
-        templates = serving.service.templates
-        if re.search(r"\breasoning_effort\b", templates.source):
+        check_thinks(serving, "reasoning_effort")
+        if _knows_effort(serving):
             kwargs.setdefault("reasoning_effort", ask.effort)
-        elif templates.supports_thinking:
+        else:
             think = True if think is None else think
             budget = BUDGETS[ask.effort] if budget is None else budget
-        else:
-            raise unsupported("reasoning_effort", "is not supported: the model does not think before it answers")
     return replace(_schema_or_tools(ask.options), think=think, template_kwargs=kwargs, reasoning_budget=budget)
+
+
+def check_thinks(serving: Serving, field: str) -> None:
+    """Raise ApiError, which names the field that asks for it, for a model that does not think."""
+    if not (serving.service.templates.supports_thinking or _knows_effort(serving)):
+        raise unsupported(field, "is not supported: the model does not think before it answers")
+
+
+def _knows_effort(serving: Serving) -> bool:
+    return re.search(r"\breasoning_effort\b", serving.service.templates.source) is not None
 
 
 def _schema_or_tools(options: ChatOptions) -> ChatOptions:

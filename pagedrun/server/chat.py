@@ -9,7 +9,7 @@ from pagedrun.chat import ChatOptions, ReplyDelta
 from pagedrun.request import FinishReason, TokenLogprob
 from pagedrun.server.answers import Answers, Choice, Piece, Task
 from pagedrun.server.asking import Ask, chat_task
-from pagedrun.server.chat_fields import Allowed, ChatRequest, NamedTool, Tool, message_of
+from pagedrun.server.chat_fields import Allowed, ChatRequest, NamedTool, Tool, message_of, template_kwargs
 from pagedrun.server.errors import invalid
 from pagedrun.server.replies import DONE, Presenter, sse, timings_of, token_logprob, usage_of
 from pagedrun.server.serving import FINGERPRINT, Serving
@@ -38,7 +38,7 @@ def ask_of(asked: ChatRequest) -> Ask:
         messages=[message_of(m, f"messages[{i}]") for i, m in enumerate(asked.messages)],
         sampling=asked.params(),
         options=options,
-        kwargs=asked.chat_template_kwargs or {},
+        kwargs=template_kwargs(asked),
         effort=asked.reasoning_effort,
         budget=asked.thinking_budget_tokens,
         max_tokens=asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens,

@@ -21,6 +21,14 @@ REFUSED = {
     "moderation": "is not supported",
 }
 
+#: Variables of templates that follow from other fields, and from the model.
+_SET_BY_SERVER = frozenset(
+    {
+        "add_generation_prompt", "bos_token", "continue_final_message", "eos_token", "json_schema", "messages",
+        "parallel_tool_calls", "tool_choice", "tools",
+    }
+)  # fmt: skip
+
 _PARTS = {
     "image_url": "images are not supported",
     "input_audio": "audio is not supported",
@@ -205,6 +213,14 @@ class ChatRequest(Shared):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     modalities: list[Literal["text"]] | None = None
+
+
+def template_kwargs(asked: ChatRequest) -> dict[str, Any]:
+    """Variables for the template. Raises ApiError for one that the server sets."""
+    kwargs = asked.chat_template_kwargs or {}
+    for name in sorted(_SET_BY_SERVER & kwargs.keys()):
+        raise invalid(f"'chat_template_kwargs.{name}' is set by the server", f"chat_template_kwargs.{name}")
+    return kwargs
 
 
 def message_of(field: MessageField, where: str) -> Message:

@@ -77,7 +77,7 @@ class Thinking(Strict):
     """Whether the model thinks first, and for how many tokens."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = Field(None, ge=1, lt=2**31)
+    budget_tokens: int | None = Field(None, ge=1024, lt=2**31)
     display: str | None = None
 
 
@@ -115,16 +115,20 @@ class MessagesRequest(CountRequest):
     max_tokens: int = Field(ge=1, lt=2**31)
     stop_sequences: Annotated[list[str], Field(max_length=64)] | None = None
     stream: bool | None = None
-    temperature: float | None = Field(None, ge=0, le=1e6)
+    temperature: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=0, le=2**31 - 1)
     top_p: float | None = Field(None, ge=0, le=1)
 
 
 def ask_of(asked: CountRequest) -> Ask:
-    """The chat. Raises ApiError, ParameterError."""
+    """The chat; a last message of the assistant's is continued. Raises ApiError, ParameterError."""
     messages = [Message("system", _plain(asked.system, "system"))] if asked.system is not None else []
     for i, turn in enumerate(asked.messages):
         messages += _messages(turn, f"messages[{i}]")
+    if messages[-1].tool_calls:
+        raise invalid(
+            "the last message uses tools, and their results are missing", f"messages[{len(asked.messages) - 1}]"
+        )
     tools, choice = _tools(asked)
     config = asked.output_config or OutputConfig()
     form = config.format or asked.output_format
@@ -133,6 +137,7 @@ def ask_of(asked: CountRequest) -> Ask:
         tool_choice=cast(Any, choice),
         parallel_tool_calls=not (asked.tool_choice and asked.tool_choice.disable_parallel_tool_use),
         json_schema=json.dumps(form.schema_) if form else None,
+        continue_final_message=messages[-1].role == "assistant",
     )
     whole = asked if isinstance(asked, MessagesRequest) else None
     stop = tuple(whole.stop_sequences or ()) if whole else ()
@@ -140,6 +145,8 @@ def ask_of(asked: CountRequest) -> Ask:
         raise invalid("'stop_sequences' has an empty string, which is everywhere", "stop_sequences")
     sampling = SamplingFields(**{k: getattr(whole, k) for k in ("temperature", "top_k", "top_p")} if whole else {})
     thinking = asked.thinking
+    if thinking is not None and thinking.type == "enabled":
+        _check_budget(thinking.budget_tokens, whole)
     kwargs = {} if thinking is None or thinking.type == "adaptive" else {"enable_thinking": thinking.type == "enabled"}
     return Ask(
         messages=messages,
@@ -151,6 +158,15 @@ def ask_of(asked: CountRequest) -> Ask:
         max_tokens=whole.max_tokens if whole else None,
         stop=stop,
     )
+
+
+def _check_budget(budget: int | None, whole: MessagesRequest | None) -> None:
+    """Raise ApiError for thinking without a budget, or with one that leaves no room for an answer."""
+    at = "thinking.budget_tokens"
+    if budget is None:
+        raise invalid(f"missing '{at}'", at, "missing_required_parameter")
+    if whole is not None and budget >= whole.max_tokens:
+        raise invalid(f"'{at}' must be less than 'max_tokens'", at)
 
 
 def _effort(word: str | None) -> str | None:

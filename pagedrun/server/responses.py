@@ -68,7 +68,7 @@ class ResponsesPresenter(Presenter):
 
     def ended(self, answers: Answers) -> Iterator[bytes]:
         """The response as a whole."""
-        yield from self._close()
+        yield from self._close(_status(answers.choices[0]))
         response = self._finished(answers, self._items)
         yield self._event(f"response.{response['status']}", response=response)
 
@@ -80,10 +80,12 @@ class ResponsesPresenter(Presenter):
             part = {"type": "reasoning_text", "text": choice.reasoning}
             items.append({"id": _id("rs"), "type": "reasoning", "summary": [], "content": [part]})
         if choice.content:
-            item = _message_item("completed")
+            item = _message_item("completed" if choice.calls else _status(choice))
             item["content"] = [{**_text_part(choice.content), "logprobs": self._take(choice.logprobs)}]
             items.append(item)
         items += [_call_item(call.id, call.name, call.arguments, "completed") for call in choice.calls]
+        if choice.calls:
+            items[-1]["status"] = _status(choice)
         return self._finished(answers, items)
 
     def failed(self, error: ApiError) -> bytes:
@@ -94,11 +96,11 @@ class ResponsesPresenter(Presenter):
     def _finished(self, answers: Answers, items: list[dict[str, Any]]) -> dict[str, Any]:
         choice = answers.choices[0]
         assert choice.finished is not None
-        cut = choice.finished.reason in (FinishReason.LENGTH, FinishReason.CONTEXT)
+        status = _status(choice)
         usage = usage_of(answers)
         response = {
-            **self._response("incomplete" if cut else "completed", items),
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            **self._response(status, items),
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "usage": {
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": usage["prompt_tokens_details"],
@@ -154,7 +156,7 @@ class ResponsesPresenter(Presenter):
             yield self._part_event("response.content_part.added", part=part)
             item["content"] = [dict(part)]
 
-    def _close(self) -> Iterator[bytes]:
+    def _close(self, status: str = "completed") -> Iterator[bytes]:
         if not self._open:
             return
         item = self._items[-1]
@@ -170,7 +172,7 @@ class ResponsesPresenter(Presenter):
                 yield self._part_event("response.reasoning_text.done", text=part["text"])
             yield self._part_event("response.content_part.done", part=part)
         if "status" in item:
-            item["status"] = "completed"
+            item["status"] = status
         yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
         self._open = ""
 
@@ -194,6 +196,13 @@ class ResponsesPresenter(Presenter):
 
 def _id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(16)}"
+
+
+def _status(choice: Choice) -> str:
+    """Of the response, and of its last item."""
+    assert choice.finished is not None
+    cut = choice.finished.reason in (FinishReason.LENGTH, FinishReason.CONTEXT)
+    return "incomplete" if cut else "completed"
 
 
 def _message_item(status: str) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from pagedrun.errors import UsageError
 from pagedrun.server.app import make_app
 from pagedrun.server.serving import Serving
 
-_AFTER_GRACE_S = 5.0  # for the last events of cancelled answers
+_AFTER_GRACE_S = 5  # for the last events of cancelled answers
+_LOOK_S = 0.05
 _BACKLOG = 1024
 
 
@@ -58,7 +59,7 @@ class Server(uvicorn.Server):
             ws="none",
             server_header=False,
             backlog=_BACKLOG,
-            timeout_graceful_shutdown=round(serving.settings.grace_s + _AFTER_GRACE_S),
+            timeout_graceful_shutdown=_AFTER_GRACE_S,
         )
         super().__init__(config)
         self._serving = serving
@@ -91,11 +92,16 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Wait for running answers as long as they may take, then end them."""
+        """Wait for running answers as long as they may take, then end them.
+
+        Until then it listens: who asks for more is told that the server stops.
+        """
         self._serving.stop()
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._serving.settings.grace_s, self._serving.cancel_all)
         try:
+            while self._serving.open_answers and not self.force_exit:  # cancelled ones are none of them
+                await asyncio.sleep(_LOOK_S)
             await super().shutdown(sockets)
         finally:
             timer.cancel()

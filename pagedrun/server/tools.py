@@ -144,12 +144,29 @@ def properties(serving: Serving) -> dict[str, Any]:
 
 
 def plan(serving: Serving) -> dict[str, Any]:
-    """What goes where. Raises ApiError where llama.cpp decided: nobody knows then."""
+    """What goes where; without a GPU, what main memory is taken for. Raises ApiError where llama.cpp decided."""
     found = serving.service.plan
+    if found is None and not serving.service.model.on_gpu:
+        return _without_gpu(serving)
     if found is None:
         raise ApiError(404, "there is no plan: llama.cpp placed the model by itself", code="no_plan")
     totals = {memory: found.total(memory) for memory in ("vram", "ram", "disk")}
     return {**asdict(found), "fits": found.fits, "totals": totals}
+
+
+def _without_gpu(serving: Serving) -> dict[str, Any]:
+    """Bytes of main memory. What the KV cache has is not known before the first answer, nor where it has no pages."""
+    model, kv = serving.service.model, serving.service.stats.kv
+    found: dict[str, Any] = {"device": model.device, "weights_bytes": model.size_bytes, "kv_cache": None}
+    if kv is not None:
+        found["kv_cache"] = {
+            "buffer_bytes": kv.buffer_bytes,
+            "pages_bytes": kv.device.n_bytes,
+            "pages_limit_bytes": kv.device.limit_bytes,
+            "swap_space_bytes": kv.host.n_bytes,
+            "swap_space_limit_bytes": kv.host.limit_bytes,
+        }
+    return found
 
 
 def memory(serving: Serving) -> dict[str, Any]:

@@ -163,7 +163,10 @@ def test_counting() -> None:
         ({"thinking": {"type": "enabled"}}, "missing 'thinking.budget_tokens'"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1023}, "max_tokens": 2000}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 1024}, "less than 'max_tokens'"),
-        ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b"}]}]}, "results"),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b"}]}]},
+            "'messages[0]' uses tools",
+        ),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, "maximum context length"),
     ],
 )

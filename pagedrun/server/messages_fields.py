@@ -126,9 +126,8 @@ def ask_of(asked: CountRequest) -> Ask:
     for i, turn in enumerate(asked.messages):
         messages += _messages(turn, f"messages[{i}]")
     if messages[-1].tool_calls:
-        raise invalid(
-            "the last message uses tools, and their results are missing", f"messages[{len(asked.messages) - 1}]"
-        )
+        at = f"messages[{len(asked.messages) - 1}]"
+        raise invalid(f"'{at}' uses tools, and their results are missing", at)
     tools, choice = _tools(asked)
     config = asked.output_config or OutputConfig()
     form = config.format or asked.output_format

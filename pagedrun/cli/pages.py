@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Rows = list[tuple[str, str]]
 
+_WORTH_SAYING = 1 << 20  # bytes of swap_space that are no pages
+
 
 def rows(kv: KvStats, *, on_gpu: bool) -> Rows:
     """(label, value) pairs; only those that say something."""
@@ -133,7 +135,7 @@ def _swap_rows(swap: SwapStats) -> Rows:
     """What takes RAM, where that is not pages alone."""
     parts = {"pages": swap.pages, "made ahead": swap.ahead, "snapshots": swap.snapshots, "index": swap.index}
     parts["staging"] = swap.staging
-    if swap.used == swap.pages:
+    if swap.used - swap.pages < _WORTH_SAYING:
         return []
     text = ", ".join(f"{name} {size(n)}" for name, n in parts.items() if n)
     return [("  swap space", f"{size(swap.used)} of {size(swap.limit)}: {text}")]

@@ -331,7 +331,10 @@ def faults(
                     if saved(path) != before or "disk is full" not in str(told):
                         wrong[kind].append(f"seed {number}: {told}")
                 else:
-                    ends[kind]["there was room"] += 1
+                    now = saved(path)
+                    ends[kind]["there was room" if len(now) > len(tokens) else "saved without new pages"] += 1
+                    if now != longer[: len(now)]:
+                        wrong[kind].append(f"seed {number}: other tokens than those that were said")
                     tokens = longer
             elif kind == "page flipped":
                 with Session(path) as session:

@@ -327,6 +327,59 @@ def test_a_named_session_that_cannot_be_saved_says_so(tmp_path: Path) -> None:
     assert engine.cached(LONG + "?") == 31
 
 
+class Small(Disk):
+    """Files can have so many bytes."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def truncate(self, fd: int, n_bytes: int) -> None:
+        if n_bytes > self.most:
+            raise OSError(28, "No space left on device")
+        super().truncate(fd, n_bytes)
+
+
+def test_what_was_said_is_saved_where_there_is_no_room_for_pages(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = Small(4 * 4096)
+    engine = Durable(tmp_path, disk=disk)
+    engine.keeper.automatic = False
+    told: list[object] = []
+    path = tmp_path / "named" / "one.kv"
+
+    def saved(prompt: str, note: str) -> int:
+        answer = engine.ask(prompt)
+        caplog.clear()
+        engine.keeper.save("one", list((prompt + answer).encode()), note, told.append)
+        engine.pump()
+        with Session(path, IDENTITY) as session:
+            assert session.meta.note == note and session.check().whole
+            return session.meta.n_tokens
+
+    assert saved(LONG, "note 1") == 0
+    assert "the disk is full; what was said is kept, and 37 tokens will be read again" in caplog.text
+    disk.most = 1 << 20
+    n = saved(LONG, "note 2")
+    assert n > len(LONG) and "read again" not in caplog.text
+    disk.most = path.stat().st_size + 4096
+    assert saved(LONG + "and on and on", "note 3") == len(LONG), "what is the same in the file stays"
+    assert "the disk is full; what was said is kept" in caplog.text
+    assert told == [None, None, None]
+
+
+def test_a_session_that_cannot_be_written_at_all_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine = Durable(tmp_path, disk=Small(0))
+    engine.keeper.automatic = False
+    answer = engine.ask(LONG)
+    told: list[Exception] = []
+    engine.keeper.save("one", list((LONG + answer).encode()), "note", told.append)  # type: ignore[arg-type]
+    engine.pump()
+    assert [e.hint for e in told] == ["free some space; what was there before still is"]  # type: ignore[attr-defined]
+    assert engine.keeper.stats.failed == 1 and not caplog.text
+    assert not list((tmp_path / "named").iterdir())
+
+
 def test_what_does_not_fit_the_device_begins_on_the_host(tmp_path: Path) -> None:
     """A conversation of six pages, and five frames: as it will lie when it goes on, so that little is moved."""
     spill = SpillSettings(mode="staged", batch=1)
@@ -435,7 +488,9 @@ def test_a_full_disk_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.parametrize("can_rewind", [True, False])
-def test_less_of_a_session_is_saved_without_its_pages_in_memory(tmp_path: Path, can_rewind: bool) -> None:
+def test_less_of_a_session_is_saved_without_its_pages_in_memory(
+    tmp_path: Path, can_rewind: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """By writing the file anew from itself; damage is not copied."""
     engine = Durable(tmp_path, can_rewind=can_rewind, interval=4)
     engine.keeper.automatic = False
@@ -460,9 +515,9 @@ def test_less_of_a_session_is_saved_without_its_pages_in_memory(tmp_path: Path, 
         assert bool(session.meta.snapshots) == (not can_rewind)
     damage(path, 0)
     save(9, "3")
-    assert "page 0 of one.kv is damaged" in str(told[2])
+    assert told[2] is None and "one: page 0 of one.kv is damaged; what was said is kept" in caplog.text
     with Session(path, IDENTITY) as session:
-        assert session.meta.note == "2"
+        assert (session.meta.note, session.meta.n_tokens) == ("3", 0)
     assert engine.cached(whole[:13] + "?") == 0
 
 

@@ -6,6 +6,7 @@ loading     one conversation from its file
 saving      one conversation into its file
 contents    what of it is saved
 stored      what is on disk, by its tokens
+wishes      a named session to be saved, with less where there is no room
 rates       whether to restore or to recompute
 
 Each imports from those below it only. Files are never needed: whatever is wrong with one, it is computed again.

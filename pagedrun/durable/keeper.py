@@ -23,7 +23,7 @@ from pagedrun.durable.loading import Loading
 from pagedrun.durable.rates import Speeds
 from pagedrun.durable.saving import Call, Saving
 from pagedrun.durable.stored import Key, Stored, StoredIndex, common_prefix
-from pagedrun.errors import PagedrunError
+from pagedrun.durable.wishes import Told, Wish
 from pagedrun.kv import ConversationId, Held, PageManager
 from pagedrun.kv.store import FrameStore
 from pagedrun.sessions import Contents, Identity, Mark, NotSavedError, SessionFolder
@@ -36,19 +36,6 @@ MIN_TOKENS = 512  # of a conversation that gets an automatic entry
 GAIN = 16  # tokens less to compute, for which a file is looked at
 
 _USELESS = (SessionNotFoundError, DamagedSessionError, OtherVersionError, OtherIdentityError)
-
-#: What was wrong with a save; None: nothing.
-Told = Callable[["PagedrunError | None"], None]
-
-
-@dataclass(slots=True)
-class _Wish:
-    """A named session to be saved. tokens: of the prompt and its answer."""
-
-    name: str
-    tokens: Sequence[int]
-    note: str
-    told: Told
 
 
 @dataclass(slots=True)
@@ -83,7 +70,7 @@ class Keeper:
     stats: KeeperStats = field(default_factory=KeeperStats)
     stored: StoredIndex = field(init=False)
     _sources: Sources = field(init=False)
-    _wishes: list[_Wish] = field(init=False, default_factory=list)
+    _wishes: list[Wish] = field(init=False, default_factory=list)
     _unsaved: dict[ConversationId, None] = field(init=False, default_factory=dict)
     _little: dict[ConversationId, None] = field(init=False, default_factory=dict)  # is new in these
     _closing: bool = field(init=False, default=False)
@@ -119,7 +106,7 @@ class Keeper:
 
     def save(self, name: str, tokens: Sequence[int], note: str, told: Told) -> None:
         """Save what rests and begins with these tokens as a named session, with a text."""
-        self._wishes.append(_Wish(name, tokens, note, told))
+        self._wishes.append(Wish(name, tokens, note, told))
         self._next()
 
     def close(self) -> None:
@@ -182,15 +169,18 @@ class Keeper:
             else:
                 return
 
-    def _begin_named(self, wish: _Wish) -> None:
+    def _begin_named(self, wish: Wish) -> None:
         key: Key = ("named", wish.name)
-        found, entry = self.resting.index.find(wish.tokens), self.stored.get(key)
+        found, entry = None if wish.less else self.resting.index.find(wish.tokens), self.stored.get(key)
         n = 0 if found is None else min(found[1], self.manager.length(found[0]))
-        kept = common_prefix(self.stored.tokens(key), wish.tokens) if entry else 0
+        kept = common_prefix(self.stored.tokens(key), wish.tokens) if entry and not wish.text_alone else 0
 
         def done(saving: Saving) -> None:
+            if wish.smaller(saving.error):
+                self._begin_named(wish)
+                return
             self._saved(saving, tokens)
-            wish.told(saving.error)
+            wish.ended(saving.error, len(tokens))
 
         held, mark = None, entry.mark if entry else None
         text = {"name": wish.name, "note": wish.note}
@@ -202,7 +192,8 @@ class Keeper:
             try:
                 contents, held = self._sources.of(found[0], tokens, **text)
             except LookupError as e:
-                wish.told(NotSavedError(f"{wish.name} was not saved: {e}"))
+                wish.smaller(NotSavedError(f"{wish.name} was not saved: {e}"))
+                self._begin_named(wish)
                 return
         else:
             contents = self._sources.nothing(**text)

@@ -53,7 +53,8 @@ class NoRoomError(SessionError):
 def not_saved(path: Path, error: OSError) -> NotSavedError:
     """What it means that a file could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NotSavedError(f"{path.name} was not saved: the disk is full", hint="free some space; nothing is lost")
+        hint = "free some space; what was there before still is"
+        return NotSavedError(f"{path.name} was not saved: the disk is full", hint=hint)
     hint = f"make {path.parent} writable for you" if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else ""
     return NotSavedError(f"{path.name} was not saved: {error.strerror or error}", hint=hint)
 

@@ -22,12 +22,13 @@ from pagedrun.durable.contents import Sources
 from pagedrun.durable.loading import Loading
 from pagedrun.durable.rates import Speeds
 from pagedrun.durable.saving import Call, Saving
-from pagedrun.durable.stored import Key, Stored, StoredIndex, common_prefix
+from pagedrun.durable.stored import Key, Stored, StoredIndex
 from pagedrun.durable.wishes import Told, Wish
 from pagedrun.kv import ConversationId, Held, PageManager
 from pagedrun.kv.store import FrameStore
 from pagedrun.sessions import Contents, Identity, Mark, NotSavedError, SessionFolder
 from pagedrun.sessions.trouble import DamagedSessionError, OtherIdentityError, OtherVersionError, SessionNotFoundError
+from pagedrun.slots.plain import common_prefix
 from pagedrun.slots.resting import Resting
 
 log = logging.getLogger(__name__)
@@ -173,7 +174,7 @@ class Keeper:
         key: Key = ("named", wish.name)
         found, entry = None if wish.less else self.resting.index.find(wish.tokens), self.stored.get(key)
         n = 0 if found is None else min(found[1], self.manager.length(found[0]))
-        kept = common_prefix(self.stored.tokens(key), wish.tokens) if entry and not wish.text_alone else 0
+        kept = common_prefix(self.stored.tokens(key), list(wish.tokens)) if entry and not wish.text_alone else 0
 
         def done(saving: Saving) -> None:
             if wish.smaller(saving.error):

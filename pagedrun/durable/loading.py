@@ -16,13 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from pagedrun.durable.saving import PIECE, Call
-from pagedrun.durable.stored import Key, common_prefix
+from pagedrun.durable.stored import Key
 from pagedrun.errors import PagedrunError, SessionError
 from pagedrun.kv import Adopted, PageManager
 from pagedrun.kv.keeping import Bytes
 from pagedrun.kv.store import FrameStore
 from pagedrun.sessions import Identity, Mark, Session, SessionFolder, aligned
 from pagedrun.sessions.places import ALIGN
+from pagedrun.slots.plain import common_prefix
 
 log = logging.getLogger(__name__)
 

@@ -99,10 +99,3 @@ class StoredIndex:
                 self.add((entry.kind, entry.name), tokens, positions, session.index.mark)
         except PagedrunError as e:
             log.debug("%s is of no use: %s", entry.path.name, e.message)
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens are the same from the first on."""
-    n = min(len(a), len(b))
-    differ = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
-    return int(differ[0]) if len(differ) else n

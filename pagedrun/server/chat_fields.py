@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from pagedrun.chat import Message, ToolCall
 from pagedrun.server.errors import ApiError, invalid, unsupported
-from pagedrun.server.fields import TAG, Shared, Strict
+from pagedrun.server.fields import TAG, Shared, Strict, choice_tag
 
 #: Fields of OpenAI's that change the answer and that nobody here can honour.
 REFUSED = {
@@ -151,17 +151,11 @@ class Allowed(Strict):
     allowed_tools: AllowedTools
 
 
-def _choice_tag(value: Any) -> str:
-    if not isinstance(value, dict):
-        return f"{TAG}word"
-    return f"{TAG}allowed" if value.get("type") == "allowed_tools" else f"{TAG}named"
-
-
 Choice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag(f"{TAG}word")]
     | Annotated[NamedTool, Tag(f"{TAG}named")]
     | Annotated[Allowed, Tag(f"{TAG}allowed")],
-    Discriminator(_choice_tag),
+    Discriminator(choice_tag),
 ]
 
 

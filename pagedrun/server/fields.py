@@ -35,6 +35,13 @@ M = TypeVar("M", bound=BaseModel)
 TAG = "~"
 
 
+def choice_tag(value: Any) -> str:
+    """Which form a tool_choice has: a word, the name of a tool, or a list of those that are allowed."""
+    if not isinstance(value, dict):
+        return f"{TAG}word"
+    return f"{TAG}allowed" if value.get("type") == "allowed_tools" else f"{TAG}named"
+
+
 class Strict(BaseModel):
     """No conversions: "1" is no number. Whole numbers count as numbers."""
 

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 from pagedrun.chat import ChatOptions, Message, ToolCall
 from pagedrun.server.asking import Ask
 from pagedrun.server.errors import invalid, unsupported
-from pagedrun.server.fields import TAG, SamplingFields, StreamOptions, Strict
+from pagedrun.server.fields import TAG, SamplingFields, StreamOptions, Strict, choice_tag
 
 REFUSED = {
     "conversation": "is not supported: send 'previous_response_id'",
@@ -85,17 +85,11 @@ class Allowed(Strict):
     tools: list[Named] = Field(min_length=1)
 
 
-def _choice_tag(value: Any) -> str:
-    if not isinstance(value, dict):
-        return f"{TAG}word"
-    return f"{TAG}allowed" if value.get("type") == "allowed_tools" else f"{TAG}named"
-
-
 Choice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag(f"{TAG}word")]
     | Annotated[Named, Tag(f"{TAG}named")]
     | Annotated[Allowed, Tag(f"{TAG}allowed")],
-    Discriminator(_choice_tag),
+    Discriminator(choice_tag),
 ]
 
 

@@ -116,7 +116,7 @@ class PlainSlots:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common beginning. Doubling slices: list comparison runs at C speed."""
+    """Length of the common beginning of two lists. Doubling slices: list comparison runs at C speed."""
     limit = min(len(a), len(b))
     low, size = 0, 64
     while low < limit:

@@ -209,8 +209,8 @@ class Engine:
             text = TextAssembler(sequence.request.stop)
             shown = _single_tokens(self.runner.vocab, sequence.request.preserved_tokens)
             self._answers[sequence.id] = _Answer(sequence, command.sink, text, shown, time.perf_counter())
-            add = functools.partial(self._scheduler.add, sequence)
-            if self.keeper is None or not self.keeper.awaits(sequence.id, sequence.request.prompt, add):
+            add, prompt = functools.partial(self._scheduler.add, sequence), sequence.request.prompt
+            if self.keeper is None or not self.keeper.awaits(sequence.id, prompt, add, lambda: self._coming(prompt)):
                 add()
         elif isinstance(command, Call):
             self._call(command)
@@ -221,6 +221,11 @@ class Engine:
             for answer in list(self._answers.values()):
                 self._finish(answer, FinishReason.CANCELLED)
             self._running = False
+
+    def _coming(self, prompt: tuple[int, ...]) -> int:
+        """How many tokens of a prompt those that run have, or are going to have."""
+        trunk = self._slots.trunk(list(prompt), {slot: s.tokens for slot, s in self._scheduler.running.items()})
+        return 0 if trunk is None else trunk.n
 
     @staticmethod
     def _call(command: Call) -> None:

@@ -193,8 +193,8 @@ def drop(path: Path) -> None:
 
 def disk(path: Path) -> float:
     """Bytes a second of the disk: reads around the page cache, as many at once as restoring does."""
+    from pagedrun.durable.buffers import PIECE
     from pagedrun.durable.loading import READERS
-    from pagedrun.durable.saving import PIECE
     from pagedrun.sessions import aligned
 
     drop(path)

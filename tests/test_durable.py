@@ -78,8 +78,7 @@ class Durable(PagedEngine):
 @pytest.fixture(autouse=True)
 def small_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pagedrun.durable.keeper.GAIN", 4)
-    monkeypatch.setattr("pagedrun.durable.saving.PIECE", 100)
-    monkeypatch.setattr("pagedrun.durable.loading.PIECE", 100)
+    monkeypatch.setattr("pagedrun.durable.buffers.PIECE", 100)
 
 
 def files(root: Path) -> list[Path]:

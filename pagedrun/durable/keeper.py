@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from pagedrun.durable.buffers import LEAST, PIECE, Buffers
 from pagedrun.durable.contents import Sources
 from pagedrun.durable.loading import Loading
 from pagedrun.durable.rates import Speeds
@@ -124,15 +125,20 @@ class Keeper:
         """A file that prompts may go on from, and that saves of this name go on in."""
         self.stored.add(key, tokens, snapshots, mark)
 
-    def awaits(self, request: int, tokens: Sequence[int], ready: Callable[[], None]) -> bool:
-        """Whether a request should wait for a conversation that is on disk; `ready` is called when it need not."""
+    def awaits(
+        self, request: int, tokens: Sequence[int], ready: Callable[[], None], coming: Callable[[], int] = lambda: 0
+    ) -> bool:
+        """Whether a request should wait for a conversation that is on disk; `ready` is called when it need not.
+
+        coming: how many of the tokens one that runs has, or is going to have.
+        """
         found = self._find(tokens)
         if found is None:
             return False
         entry, common = found
         n = entry.usable(min(common, len(tokens) - 1), can_rewind=self.can_rewind)
         there = self.resting.find(tokens, ())
-        gain = n - (there.n if there else 0)
+        gain = n - max(there.n if there else 0, coming())
         if gain < GAIN:
             return False
         if not self.speeds.pays(gain, self._sources.n_bytes(n)):
@@ -141,7 +147,8 @@ class Keeper:
         load = self._loading.get(entry.key)
         if load is None:
             source, pages = (self.folder, entry.key, self.identity), (self.manager, self.store)
-            load = Loading(source, list(tokens[:n]), pages, self.call, self._loaded, can_rewind=self.can_rewind)
+            buffers, rewind = Buffers(self.manager.staging), self.can_rewind
+            load = Loading(source, list(tokens[:n]), pages, buffers, self.call, self._loaded, can_rewind=rewind)
             self._loading[entry.key] = load
         load.waiting[request] = ready
         return True
@@ -198,7 +205,9 @@ class Keeper:
                 return
         else:
             contents = self._sources.nothing(**text)
-        self._begin(key, contents, held, mark, done)
+        if not self._begin(key, contents, held, mark, done):
+            wish.smaller(NotSavedError(f"{wish.name} was not saved: swap_space has no room for copies of pages"))
+            self._begin_named(wish)
 
     def _begin_automatic(self) -> None:
         conversation = next(iter(self._unsaved))
@@ -222,18 +231,27 @@ class Keeper:
         except LookupError:
             return
         mark = before[0].mark if before else None
-        self._begin(key, contents, held, mark, lambda saving: self._saved(saving, tokens))
+        if not self._begin(key, contents, held, mark, lambda saving: self._saved(saving, tokens)):
+            self._unsaved[conversation], self._short = None, True
 
     def _begin(
         self, key: Key, contents: Contents, held: Held | None, mark: Mark | None, done: Callable[[Saving], None]
-    ) -> None:
+    ) -> bool:
+        """False: there is no memory to copy pages to."""
+        buffers = Buffers(self.manager.staging)
+        if held is not None and not buffers.obtain(held.n_pages, self.identity.frame_bytes, most=LEAST * PIECE):
+            held.release()
+            return False
+
         def ended(saving: Saving) -> None:
             saving.release()
+            saving.memory.give_back()
             self._saving = None
             done(saving)
             self._next()
 
-        self._saving = Saving(self.folder, key, contents, held, mark, self.call, ended)
+        self._saving = Saving(self.folder, key, contents, held, mark, buffers, self.call, ended)
+        return True
 
     def _saved(self, saving: Saving, tokens: Sequence[int]) -> None:
         if saving.mark is None:
@@ -248,6 +266,7 @@ class Keeper:
 
     def _loaded(self, load: Loading) -> None:
         del self._loading[load.key]
+        load.memory.give_back()
         try:
             conversation = load.adopted.end() if load.adopted is not None else None
             if conversation is not None:

@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from pagedrun.durable.saving import PIECE, Call
+from pagedrun.durable.buffers import Buffers
+from pagedrun.durable.saving import Call
 from pagedrun.durable.stored import Key
 from pagedrun.errors import PagedrunError, SessionError
 from pagedrun.kv import Adopted, PageManager
@@ -28,15 +29,15 @@ from pagedrun.slots.plain import common_prefix
 log = logging.getLogger(__name__)
 
 READERS = 4
-BUFFERS = 64 << 20  # bytes of pieces that are read or wait for the engine, where pages are not larger
-LEAST = 3  # pieces in any case
+MOST = 64 << 20  # bytes of pieces that are read or wait for the engine, where pages are not larger
 STATES = 2  # recurrent states that are brought back: where the conversation goes on, and one to go back to
 
 
 class Loading:
     """A conversation that is coming. `done(self)` is called on the engine's thread; what came is in `adopted`.
 
-    tokens: of the prompt that wants it, as many as can be used. can_rewind: whether no recurrent state is needed.
+    tokens: of the prompt that wants it, as many as can be used. memory: for pieces and states; where there is none,
+    nothing comes. can_rewind: whether no recurrent state is needed.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Loading:
         source: tuple[SessionFolder, Key, Identity],
         tokens: Sequence[int],
         pages: tuple[PageManager, FrameStore],
+        memory: Buffers,
         call: Call,
         done: Callable[[Loading], None],
         *,
@@ -58,6 +60,7 @@ class Loading:
         self.error: PagedrunError | None = None
         self.n_bytes, self.seconds = 0, 0.0
         self._pages, self._call, self._done = pages, call, done
+        self.memory = memory
         self._stopped = False
         self._buffers: queue.SimpleQueue[Bytes | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="pagedrun-load", daemon=True).start()
@@ -90,6 +93,8 @@ class Loading:
     def _load(self, session: Session) -> None:
         n = common_prefix(self.tokens, session.tokens.astype(np.int64).tolist())
         n = min(n, session.usable_tokens)
+        if not n or not self._obtain(session, n):
+            return
         if not self.can_rewind:
             n = self._read_states(session, n)
         if n:
@@ -97,6 +102,18 @@ class Loading:
             self._read_pages(session, session.meta.identity.geometry.pages_for(n))
             if not self.can_rewind and session.usable_tokens < n:  # a page was damaged
                 self._read_states(session, session.usable_tokens)
+
+    def _obtain(self, session: Session, n_tokens: int) -> bool:
+        """Memory for that, which the engine has to give."""
+        states = [size for position, size in session.meta.snapshots if position <= n_tokens][-STATES:]
+        frame, n_pages = self._identity.frame_bytes, session.meta.identity.geometry.pages_for(n_tokens)
+        given: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        others = 0 if self.can_rewind else sum(states)
+        self._call(lambda: given.put(self.memory.obtain(n_pages, frame, most=MOST, others=others)))
+        there = given.get()
+        if not there:
+            log.info("%s is not restored: swap_space has no room for what is read", self.key[1])
+        return there
 
     def _read_states(self, session: Session, n: int) -> int:
         """The newest states up to `n` tokens; answers where the first of them is."""
@@ -112,9 +129,9 @@ class Loading:
 
     def _read_pages(self, session: Session, n_pages: int) -> None:
         frame = self._identity.frame_bytes
-        step = max(PIECE // frame, 1)
+        n_buffers, step = self.memory.pieces(frame)
         firsts = range(0, n_pages, step)
-        for _ in range(min(max(BUFFERS // (step * frame), LEAST), len(firsts))):
+        for _ in range(min(n_buffers, len(firsts))):
             self._buffers.put(aligned(step, frame))
 
         def read(first: int) -> tuple[Bytes, int, int] | None:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from pagedrun.durable.buffers import Buffers
 from pagedrun.durable.stored import Key
 from pagedrun.errors import PagedrunError, SessionError
 from pagedrun.kv import Held
@@ -21,8 +22,6 @@ from pagedrun.sessions import Contents, Mark, NotSavedError, SessionFolder
 
 log = logging.getLogger(__name__)
 
-PIECE = 8 << 20  # bytes of pages that are copied between two steps
-
 #: Has something done on the engine's thread.
 Call = Callable[[Callable[[], None]], None]
 
@@ -30,8 +29,8 @@ Call = Callable[[Callable[[], None]], None]
 class Saving:
     """A save under way. `done(self)` is called on the engine's thread; then `mark` is there, or `error`.
 
-    held: its pages; None: `contents` gives them, on the thread. gave_way: it failed because its
-    pages were needed for something else.
+    held: its pages; None: `contents` gives them, on the thread. memory: for copies of pages. gave_way: it failed
+    because its pages were needed for something else.
     """
 
     def __init__(
@@ -41,6 +40,7 @@ class Saving:
         contents: Contents,
         held: Held | None,
         since: Mark | None,
+        memory: Buffers,
         call: Call,
         done: Callable[[Saving], None],
     ) -> None:
@@ -49,8 +49,9 @@ class Saving:
         self.mark: Mark | None = None
         self.error: PagedrunError | None = None
         self.gave_way = False
+        self.memory = memory
         self._folder, self._since, self._call, self._done = folder, since, call, done
-        self._step = max(PIECE // contents.identity.frame_bytes, 1)
+        self._step = memory.pieces(contents.identity.frame_bytes)[1]
         self._wanted: deque[int] = deque()
         self._given: queue.SimpleQueue[dict[int, Bytes] | Exception] = queue.SimpleQueue()
         self._there: dict[int, Bytes] = {}

@@ -54,6 +54,22 @@ class Account:
         self.nbytes = n_bytes
         self.settle()
 
+    def obtain(self, wanted: int, least: int) -> int:
+        """Take as much of `wanted` as can be paid, half of it, a quarter...; 0 where that is less than `least`."""
+        n = max(wanted, least)
+        while True:
+            self.resize(self.nbytes + n)
+            if self.settle():
+                return n
+            self.give_back(n)
+            if n == least:
+                return 0
+            n = max(n // 2, least)
+
+    def give_back(self, n_bytes: int) -> None:
+        """It takes so much less."""
+        self.resize(self.nbytes - n_bytes)
+
     def settle(self) -> bool:
         """Pay what is owed, as far as the budget has it; whether nothing is owed any more."""
         if self.budget.limit < LEAST:

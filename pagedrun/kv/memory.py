@@ -47,7 +47,7 @@ class PageMemory:
         disk: DiskSpace | None = None,
     ) -> None:
         size, spill = geometry.frame_bytes, spill or SpillSettings()
-        #: Paid from swap_space: what finds conversations by their tokens, and a page on its way to the disk or back.
+        #: Paid from swap_space: what finds conversations by their tokens, and pages on their way to the disk or back.
         self.index, self.staging = Account(swap_space, self._spare_for_index), Account(swap_space)
         device = FramePool(store, Tier.DEVICE, gpu_memory, size, reserve=spill.reserve(geometry))
         host = FramePool(store, Tier.HOST, swap_space, size, first=device.most, ahead=max(AHEAD // size, 1))
@@ -72,6 +72,7 @@ class PageMemory:
         self.shown: list[Conversation | None] = [None] * geometry.n_slots
         self._opened = 0
         self._full_budget = gpu_memory.limit
+        self.staging.make_room = self._spare_for_index
 
     def pages(self, conversation: ConversationId) -> PageIds:
         """A conversation's pages, in order."""

@@ -87,7 +87,8 @@ class SwapStats:
     """What swap_space pays for, in bytes: all that is kept of conversations in RAM.
 
     limit: what may be used; pages: frames of the host; ahead: such that are made before they are needed; snapshots;
-    index: what finds conversations by their tokens; staging: a page on its way to the disk or back.
+    index: what finds conversations by their tokens; staging: pages on their way to the disk or back, those of saves and
+    restores too.
     """
 
     limit: int = 0

@@ -1,7 +1,7 @@
 """How many tokens of prompts a step reads while answers are running, so that they keep flowing.
 
     step     | a token of each answer, weights | tokens of a prompt |
-    seconds  | fixed_s                         | n * token_s        |   <= max_stall, by what the last steps took
+    seconds  | fixed_s                         | n * token_s        |   AIM * max_stall, by what the last steps took
 
 An answer waits for its next token as long as a step lasts. Reading gets slower as a conversation grows, and faster
 again with the next: the line through what was measured follows within a few steps. Where the fixed part alone is most
@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 from pagedrun.step import StepPlan
 
+#: Of max_stall, what a step should take: reading gets slower with depth, and no two steps take the same.
+AIM = 0.8
 #: Tokens of the first chunk, when nothing is known yet.
 FIRST = 256
 #: Never fewer. Chunks are multiples of it.
@@ -53,7 +55,7 @@ class Chunks:
             new = (1.0, n, seconds, n * n, n * seconds)
             self._sums = [_KEPT * old + more for old, more in zip(self._sums, new, strict=True)]
             fixed_s, token_s = self._line()
-            fits = int(max(self.max_stall - fixed_s, fixed_s) / token_s)
+            fits = int(max(AIM * self.max_stall - fixed_s, fixed_s) / token_s)
             if not self._token_s and seconds > self.max_stall:  # which part is to blame shows when chunks differ
                 fits = n // 2 if n > 2 * LEAST else 2 * n
             self._chunk = max(min(fits, 2 * self._chunk) // LEAST * LEAST, LEAST)

@@ -13,8 +13,9 @@ Some answers run. Then a long prompt comes, with other tokens each time; when it
     chunk          tokens that a step reads at the end
     prompt         from the request to its first token, s; times: of that with nobody else running
 
-The settings take turns, and rows are of all rounds together. Only what a bound is for is judged: the exit code is 1 if
-a step of "max_stall" waits longer, at the 99th percentile, than reading in whole batches does.
+The settings take turns, and rows are of all rounds together. The exit code is 1 if, where chunks
+are smaller than a batch, the 99th percentile is not shorter. Where a step has a fixed cost above the bound (experts
+that are copied to the GPU), smaller chunks would not help, and are not used.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ def main() -> int:
         f"read alone it takes {alone_s:.3g} s; batches of {batch:,} tokens",
     ]
     bench.write(f"stall-{args.name}", f"Answers while a long prompt is read ({args.name})", rows, notes=notes)
-    return int(any(r["99% ms"] > rows[0]["99% ms"] for r in rows[1:]))
+    return int(any(r["99% ms"] > rows[0]["99% ms"] for r in rows[1:] if r["chunk"] < batch))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from pagedrun.text import TextAssembler
 
 if TYPE_CHECKING:
     from pagedrun.durable import Keeper
-    from pagedrun.kv import KvStats
+    from pagedrun.kv import KvStats, SpillStats
 
 log = logging.getLogger(__name__)
 
@@ -299,10 +299,10 @@ class Engine:
             self._finish(answer, FinishReason.CONTEXT)
 
     def _finish(self, answer: _Answer, reason: FinishReason, *, error: PagedrunError | None = None) -> None:
-        running = self._slots.stats()  # what rests has no cold pages
+        spilled = self._slots.spilled()  # what rests has no cold pages
         if self.keeper is None or not self.keeper.forget(answer.sequence.id):
             self._scheduler.finish(answer.sequence, keep=error is None)
-        self._end(answer, reason, error=error, running=running)
+        self._end(answer, reason, error=error, spilled=spilled)
 
     def _end(
         self,
@@ -310,14 +310,14 @@ class Engine:
         reason: FinishReason,
         *,
         error: PagedrunError | None = None,
-        running: KvStats | None = None,
+        spilled: SpillStats | None = None,
     ) -> None:
         sequence = answer.sequence
         del self._answers[sequence.id]
         if error is None and (rest := answer.text.finish()) is not None:
             answer.sink(rest)
         kv = self._slots.stats()
-        self.stats.kv = replace(kv, spill=running.spill) if kv and running else kv
+        self.stats.kv = replace(kv, spill=spilled) if kv and spilled else kv
         usage = Usage(sequence.n_prompt, sequence.n_generated, sequence.cached)
         answer.sink(Finished(reason, usage, answer.timings(time.perf_counter()), error, answer.text.stopped))
 

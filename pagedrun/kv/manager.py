@@ -19,7 +19,7 @@ import numpy as np
 from pagedrun.errors import ContextLengthError
 from pagedrun.kv.ids import NONE, ConversationId, FrameIds
 from pagedrun.kv.memory import PageMemory
-from pagedrun.kv.stats import KvStats, collect
+from pagedrun.kv.stats import KvStats, SpillStats, collect, spilled
 from pagedrun.kv.table import Conversation
 
 
@@ -219,6 +219,10 @@ class PageManager(PageMemory):
     def stats(self) -> KvStats:
         """Figures for people and for metrics."""
         return collect(self)
+
+    def spilled(self) -> SpillStats:
+        """Of these, what is about pages of running conversations that are not on the device; quick."""
+        return spilled(self)
 
     # inside
 

@@ -157,7 +157,7 @@ def collect(manager: PageManager) -> KvStats:
         clean_victims=residency.clean_victims,
         dirty_victims=residency.dirty_victims,
         write_backs=residency.write_backs,
-        spill=_spill(manager),
+        spill=spilled(manager),
         prefetch=_prefetch(manager),
         disk=_disk(manager),
         tokens_per_page=manager.geometry.tokens_per_page,
@@ -178,7 +178,8 @@ def _swap(manager: PageManager) -> SwapStats:
     )
 
 
-def _spill(manager: PageManager) -> SpillStats:
+def spilled(manager: PageManager) -> SpillStats:
+    """Of the pages of running conversations that are not on the device."""
     spilling, stages, windows = manager.spilling, manager.stages, manager.windows
     staged = int((windows.stage != NONE).sum())
     return SpillStats(

@@ -18,7 +18,7 @@ from pagedrun.slots.settings import Others, PagedSettings
 from pagedrun.step import Runner, Slot
 
 if TYPE_CHECKING:
-    from pagedrun.kv import ConversationId, KvStats, PageManager, Place
+    from pagedrun.kv import ConversationId, KvStats, PageManager, Place, SpillStats
 
 log = logging.getLogger(__name__)
 
@@ -169,6 +169,10 @@ class PagedMemory:
             resting=len(index),
             index_bytes=index.nbytes,
         )
+
+    def spilled(self) -> SpillStats | None:
+        """As the manager counts them."""
+        return self._manager.spilled()
 
     def _keep_state(self, slot: Slot, place: Place) -> None:
         """Keep a snapshot, if the model needs one and there is room for it; others that lie close to it may go."""

@@ -9,7 +9,7 @@ from pagedrun.slots.protocol import Trunk, Weight
 from pagedrun.step import Runner, Slot
 
 if TYPE_CHECKING:
-    from pagedrun.kv import KvStats
+    from pagedrun.kv import KvStats, SpillStats
 
 
 class PlainSlots:
@@ -111,6 +111,10 @@ class PlainSlots:
         return False
 
     def stats(self) -> KvStats | None:
+        """None."""
+        return None
+
+    def spilled(self) -> SpillStats | None:
         """None."""
         return None
 

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Protocol
 from pagedrun.step import Slot
 
 if TYPE_CHECKING:
-    from pagedrun.kv import KvStats
+    from pagedrun.kv import KvStats, SpillStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,4 +161,8 @@ class Slots(Protocol):
 
     def stats(self) -> KvStats | None:
         """Figures of the pages; None: there are none."""
+        ...
+
+    def spilled(self) -> SpillStats | None:
+        """Of these, what is about pages of running conversations that are not on the device."""
         ...

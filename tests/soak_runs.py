@@ -191,7 +191,7 @@ class _Town:
         if kind == "branch" and told:
             told = told[: rng.randrange(1, len(told) + 1)]
         if kind == "again" and told:
-            return told
+            return told[: self._weather.longest - 32]
         prompt = told + tuple(rng.randrange(100, 30_000) for _ in range(rng.choice((4, 20, 120))))
         return prompt if len(prompt) < self._weather.longest - 32 else prompt[-40:]
 

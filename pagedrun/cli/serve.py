@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from pagedrun import running
 from pagedrun.cli import console, generate
 from pagedrun.cli.options import (
     EngineOptions,
@@ -139,17 +140,24 @@ def serve(
     from pagedrun.server.serving import Serving
 
     sock = run.bind(server.host, server.port)
+    record = running.Record()
     try:
         located = generate.find_model(model if model is not None else named.model_option, pull=named.pull)
         with generate.open_model(located, engine, template) as service:
-            how = _how(server, template, located, keys, max_body)
+            how = replace(_how(server, template, located, keys, max_body), secret=record.secret)
             _greet(service, how, server.host)
             _log()
             listening = f"listening on {run.address_of(sock)}/v1 (Ctrl-C stops)"
-            run.serve(Serving(service, how, settings), sock, lambda: console.note(listening))
-            console.note("stopped")
+
+            def on_start() -> None:
+                _announce(record, run.address_of(sock), [(name, located.path) for name in how.names])
+                console.note(listening)
+
+            run.serve(Serving(service, how, settings), sock, on_start)
+        console.note("stopped")
     finally:
         sock.close()
+        record.close()
 
 
 def _how(
@@ -185,6 +193,15 @@ def _greet(service: Service, how: ServeSettings, host: str) -> None:
     note(f"{how.names[0]} · context {window} · {count(limits.max_num_seqs, 'answer')} at once · {service.model.device}")
     if host not in _LOOPBACK and not how.keys:
         console.warn(f"whoever reaches {host} may ask: there is no API key (--api-key-file)")
+
+
+def _announce(record: running.Record, url: str, models: Sequence[tuple[str, Path]]) -> None:
+    """Let `ps`, `chat` and `complete` find the server."""
+    offered = [running.Offered(name, str(path.absolute())) for name, path in models]
+    try:
+        record.write(running.reachable(url), offered)
+    except OSError as e:
+        console.warn(f"ps, chat and complete will not find this server: {running.servers_dir()}: {e.strerror}")
 
 
 def _log() -> None:

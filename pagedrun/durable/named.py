@@ -21,14 +21,32 @@ from pagedrun.sessions import Contents, Identity, Meta, OtherIdentityError, Sess
 from pagedrun.sessions.names import checked_name
 
 if TYPE_CHECKING:
-    from pagedrun.durable.keeper import Keeper
+    from pagedrun.durable.keeper import KeeperStats
+    from pagedrun.durable.stored import Key
+    from pagedrun.durable.wishes import Told
+    from pagedrun.sessions import Mark
+
+
+class Keeping(Protocol):
+    """What a session needs of a `Keeper`."""
+
+    automatic: bool
+    stats: KeeperStats
+
+    def register(self, key: Key, tokens: Sequence[int], snapshots: Sequence[int], mark: Mark) -> None:
+        """A file that prompts may go on from, and that saves of this name go on in."""
+        ...
+
+    def save(self, name: str, tokens: Sequence[int], note: str, told: Told) -> None:
+        """Save what rests and begins with these tokens as a named session, with a text."""
+        ...
 
 
 class Serving(Protocol):
     """What a session needs of a service. keeper: None where there are no pages, and only texts are saved."""
 
     @property
-    def keeper(self) -> Keeper | None:
+    def keeper(self) -> Keeping | None:
         """Of its engine."""
         ...
 
@@ -165,12 +183,10 @@ class NamedSession:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _register(self, keeper: Keeper, identity: Identity) -> None:
+    def _register(self, keeper: Keeping, identity: Identity) -> None:
         assert self._serving is not None  # `attach` has set it
-        with Session(self._folder.path(self.name), identity, direct=False, lock=False) as session:
-            tokens, mark = session.tokens.astype(np.int32).tolist(), session.index.mark
-            positions = [position for position, _ in session.meta.snapshots]
-        self._serving.call(lambda: keeper.register(("named", self.name), tokens, positions, mark))
+        found = stored(self._folder, self.name, identity)
+        self._serving.call(lambda: keeper.register(("named", self.name), *found))
 
     def _save_note(self, note: str) -> None:
         assert self._serving is not None  # `save` has seen to it
@@ -181,6 +197,16 @@ class NamedSession:
     def _way_out(self) -> str:
         other = f"use it with --model {self.model}, or " if self.model else ""
         return f"{other}begin another one, or remove it: pagedrun sessions rm {self.name}"
+
+
+def stored(folder: SessionFolder, name: str, identity: Identity) -> tuple[list[int], list[int], Mark]:
+    """Tokens of a session's file, those of each recurrent state, and which state of the file this is.
+
+    Raises SessionError.
+    """
+    with Session(folder.path(name), identity, direct=False, lock=False) as session:
+        positions = [position for position, _ in session.meta.snapshots]
+        return session.tokens.astype(np.int32).tolist(), positions, session.index.mark
 
 
 def _none(number: int) -> Any:

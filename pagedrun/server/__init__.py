@@ -7,6 +7,7 @@ http                  one request from its body to its last event; ends when the
 chat, completions     OpenAI's objects and chunks (replies: what they share)
 messages              Anthropic's, with messages_fields
 responses             OpenAI's newer API, with responses_fields and responses_store
+direct                `chat` and `complete` of the same version, through the server; kept: their sessions
 tools, metrics, docs  tokens, health, figures, a look inside, /docs
 guard, app, run       keys and origins, routes, listening and stopping
 

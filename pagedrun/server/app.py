@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from pagedrun import __version__
 from pagedrun.errors import PagedrunError
-from pagedrun.server import chat, completions, messages, messages_fields, responses_fields, tools
+from pagedrun.server import chat, completions, direct, kept, messages, messages_fields, responses_fields, tools
 from pagedrun.server.body import Gone, read_json
 from pagedrun.server.chat_fields import REFUSED, ChatRequest
 from pagedrun.server.completions import CompletionPresenter, CompletionRequest
@@ -38,6 +38,7 @@ def make_app(serving: Serving) -> FastAPI:
     _add_answers(app, serving)
     _add_messages(app, serving)
     _add_responses(app, serving)
+    _add_direct(app, serving)
     _add_tools(app, serving)
     _add_views(app, serving)
     _add_docs(app)
@@ -124,6 +125,49 @@ def _add_responses(app: FastAPI, serving: Serving) -> None:
     one = "/v1/responses/{response_id}"
     _get(app, one, get_response, "A response that is still kept.")
     app.add_api_route(one, delete_response, methods=["DELETE"], description="Forget one.", response_model=None)
+
+
+def _add_direct(app: FastAPI, serving: Serving) -> None:
+    under: dict[str, direct.Direct] = {}
+
+    async def generate(request: Request) -> Response:
+        """An answer to tokens, as lines of JSON: for `pagedrun chat` and `pagedrun complete` of the same version."""
+        data = await read_json(request, serving.settings.max_body, serving.prepare)
+        asked = validated(direct.GenerateRequest, data)
+        asked.check(owner=direct.is_owner(serving, request))
+        serving.check_model(asked.model)
+        return direct.Generating(serving, asked, under)
+
+    async def cancel(request: Request) -> Response:
+        """End an answer of /v1/pagedrun/generate."""
+        data = await read_json(request, serving.settings.max_body, serving.prepare)
+        return JSONResponse(direct.cancel(validated(direct.CancelRequest, data), under))
+
+    async def engine(model: str | None = None) -> Response:
+        serving.check_model(model)
+        return JSONResponse(direct.engine(serving))
+
+    async def use_session(request: Request) -> Response:
+        """Go on from a session of the server's own user."""
+        kept.refuse_others(owner=direct.is_owner(serving, request))
+        data = await read_json(request, serving.settings.max_body, serving.prepare)
+        asked = validated(kept.UseRequest, data)
+        serving.check_model(asked.model)
+        return await kept.use(serving, asked)
+
+    async def save_session(request: Request) -> Response:
+        """Save a session of the server's own user."""
+        kept.refuse_others(owner=direct.is_owner(serving, request))
+        data = await read_json(request, serving.settings.max_body, serving.prepare)
+        asked = validated(kept.SaveRequest, data)
+        serving.check_model(asked.model)
+        return await kept.save(serving, asked)
+
+    _post(app, "/v1/pagedrun/sessions/use", use_session, kept.UseRequest)
+    _post(app, "/v1/pagedrun/sessions/save", save_session, kept.SaveRequest)
+    _post(app, "/v1/pagedrun/generate", generate, direct.GenerateRequest)
+    _post(app, "/v1/pagedrun/cancel", cancel, direct.CancelRequest)
+    _get(app, "/v1/pagedrun/engine", engine, direct.engine.__doc__ or "")
 
 
 def _add_tools(app: FastAPI, serving: Serving) -> None:

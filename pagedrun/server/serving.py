@@ -31,6 +31,7 @@ class ServeSettings:
     long running answers may go on when the server stops. keys: who knows one may ask; none: everybody. cors: origins
     whose pages may ask, "*" for all. hosts: names by which it may be called; none: any. system: for chats that have no
     system message. think: None leaves it to the template. sampling_for: recommended settings, by whether it thinks.
+    secret: who knows it is the server's own user; "": nobody is.
     """
 
     names: tuple[str, ...]
@@ -44,6 +45,7 @@ class ServeSettings:
     system: str | None = None
     think: bool | None = None
     sampling_for: Callable[[bool | None], Mapping[str, Any]] | None = None
+    secret: str = ""
 
 
 @dataclass(eq=False)

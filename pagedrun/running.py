@@ -37,10 +37,10 @@ class Offered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A server. url: without /v1. born, started: seconds since 1970 when the process began, and when it listened."""
+    """A server. url: without /v1. born: when the process began, in ticks. started: when it listened, since 1970."""
 
     pid: int
-    born: float
+    born: int
     url: str
     models: tuple[Offered, ...]
     started: float
@@ -63,12 +63,10 @@ class Record:
 
     def write(self, url: str, models: Sequence[Offered]) -> None:
         """The server listens, or has other models now. Raises OSError."""
-        import psutil
-
         self._started = self._started or time.time()
         running = Running(
             pid=os.getpid(),
-            born=psutil.Process().create_time(),
+            born=_born(os.getpid()),
             url=url,
             models=tuple(models),
             started=self._started,
@@ -121,6 +119,14 @@ def is_gone(one: Running) -> bool:
     return now is None or now.born != one.born
 
 
+def is_process(one: Running) -> bool:
+    """Whether the process of that number here is the server: not where one of them is in a container."""
+    try:
+        return _born(one.pid) == one.born
+    except OSError:
+        return False
+
+
 def reachable(url: str) -> str:
     """A server's address as programs on this machine reach it."""
     head, _, rest = url.partition("://")
@@ -128,6 +134,11 @@ def reachable(url: str) -> str:
     if host.strip("[]") not in _NAMED:
         return url
     return f"{head}://[::1]:{port}" if ":" in host else f"{head}://127.0.0.1:{port}"
+
+
+def _born(pid: int) -> int:
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    return int(stat.rpartition(")")[2].split()[19])
 
 
 def _read(path: Path) -> Running | None:
@@ -162,7 +173,7 @@ def _parsed(data: bytes) -> Running:
     models = tuple(Offered(str(m["name"]), str(m["path"])) for m in found["models"])
     return Running(
         pid=int(found["pid"]),
-        born=float(found["born"]),
+        born=int(found["born"]),
         url=str(found["url"]),
         models=models,
         started=float(found["started"]),

@@ -7,6 +7,7 @@ service.submit(request, sink)        the events go to `sink` instead, on the eng
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -65,13 +66,18 @@ class Answerer(ABC):
     """Who answers requests: a model in this process, or a server that has it. A context manager; thread-safe.
 
     identity: what files of saved conversations have to agree with; None: none are saved. where: the server's address;
-    "": this process.
+    "": this process. pid: of the process that has the model; None where it is on another machine.
     """
 
     model: ModelInfo
     templates: ChatTemplates
     identity: Identity | None
     where = ""
+
+    @property
+    def pid(self) -> int | None:
+        """See above."""
+        return os.getpid()
 
     @property
     @abstractmethod

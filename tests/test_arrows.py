@@ -16,7 +16,7 @@ PACKAGE = ROOT / "pagedrun"
 # A name stands for the module and for everything inside it.
 ROOMS: list[tuple[str, ...]] = [
     ("errors", "units", "model"),
-    ("paths", "sampling", "memory", "machine", "running"),
+    ("paths", "sampling", "memory", "machine", "running", "footprint"),
     ("config", "request", "gguf_file", "catalog", "rope"),
     ("step", "text", "chat", "kv", "plan", "wire"),
     ("slots", "speeds", "sessions", "durable"),

@@ -137,6 +137,7 @@ def serve(
     _check_origins(server.cors or ())
     settings = engine.settings()  # what is wrong there is said before anything is loaded
     from pagedrun.server import run
+    from pagedrun.server.models import Models
     from pagedrun.server.serving import Serving
 
     sock = run.bind(server.host, server.port)
@@ -153,7 +154,11 @@ def serve(
                 _announce(record, run.address_of(sock), [(name, located.path) for name in how.names])
                 console.note(listening)
 
-            run.serve(Serving(service, how, settings), sock, on_start)
+            models = Models(how, [Serving(service, how, settings)])
+            try:
+                run.serve(models, sock, on_start)
+            finally:
+                models.close()
         console.note("stopped")
     finally:
         sock.close()

@@ -49,7 +49,7 @@ def default_model(choice: ServerChoice) -> str | None:
     record = _record(url)
     if record is not None and record.models:
         return record.models[0].path
-    return str(get(_known(url), "/v1/models")["data"][0]["id"])
+    return str(get(_known(url, None), "/v1/models")["data"][0]["id"])
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def _find(
         name = server.has(located.path)
         if name is None:
             continue
-        address = _known(server.url, server.secret)
+        address = _known(server.url, server)
         try:
             return address, _fitting(address, name, located, _given(engine), session=session)
         except PagedrunError as e:
@@ -101,7 +101,7 @@ def _named(
     from pagedrun.remote import get
 
     record = _record(url)
-    address = _known(url, record.secret if record else "")
+    address = _known(url, record)
     name = record.has(located.path) if record else None
     if name is None:
         name = _called(get(address, "/v1/models"), located, url)
@@ -187,10 +187,13 @@ def _given(engine: EngineOptions) -> dict[str, Any]:
     return given_settings(engine.flags(), file=engine.config)
 
 
-def _known(url: str, secret: str = "") -> Address:
+def _known(url: str, record: running.Running | None) -> Address:
     from pagedrun.remote import Address
 
-    return Address(url=url, key=os.environ.get("PAGEDRUN_API_KEY", "").strip(), secret=secret)
+    key = os.environ.get("PAGEDRUN_API_KEY", "").strip()
+    if record is None:
+        return Address(url=url, key=key)
+    return Address(url=url, key=key, secret=record.secret, pid=record.pid)
 
 
 def _record(url: str) -> running.Running | None:

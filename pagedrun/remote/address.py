@@ -22,11 +22,12 @@ class KeyNeededError(PagedrunError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """A server. url: without /v1. key: "" for none. secret: of the user's own servers."""
+    """A server. url: without /v1. key: "" for none. pid, secret: of the user's own servers on this machine."""
 
     url: str
     key: str = field(default="", repr=False)
     secret: str = field(default="", repr=False)
+    pid: int | None = None
 
     @property
     def options(self) -> dict[str, Any]:

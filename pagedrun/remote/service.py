@@ -68,6 +68,11 @@ class RemoteService(Answerer):
         self._keeper = RemoteKeeper(address, engine.name, self._client, self._soon) if engine.keeps else None
 
     @property
+    def pid(self) -> int | None:
+        """The server's."""
+        return self._address.pid
+
+    @property
     def limits(self) -> RunnerLimits:
         """As the server has them."""
         return self._engine.limits

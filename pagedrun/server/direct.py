@@ -1,13 +1,8 @@
-"""`chat` and `complete` through a server: tokens in, the engine's own events out, as `pagedrun.wire` writes them.
-
-GET  /v1/pagedrun/engine     what the model is, and how it is loaded
-POST /v1/pagedrun/generate   a line of JSON for each event, empty ones meanwhile
-POST /v1/pagedrun/cancel     end one of these within a step; its stream still says how it ended
-"""
+"""Tokens in, the engine's own events out, as `pagedrun.wire` writes them: a line for each, empty ones meanwhile."""
 
 from __future__ import annotations
 
-import hmac
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -15,19 +10,18 @@ from dataclasses import asdict
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from pagedrun import __version__, wire
 from pagedrun.errors import EngineError, PagedrunError
 from pagedrun.request import Event, Finished, FinishReason, GenerationRequest
-from pagedrun.running import OWNER
 from pagedrun.server.answers import Answers, Task
 from pagedrun.server.body import Gone
 from pagedrun.server.errors import ApiError, invalid, of_ours, unsupported
 from pagedrun.server.fields import Strict
 from pagedrun.server.http import unless_gone
+from pagedrun.server.models import Models
 from pagedrun.server.serving import Serving
 
 #: llama.cpp's kinds of grammar triggers that are texts or tokens. Others are patterns, and who may write these can have
@@ -104,9 +98,10 @@ class Direct(Answers):
 class Generating(Response):
     """The response. under: answers by the ids that clients gave them."""
 
-    def __init__(self, serving: Serving, asked: GenerateRequest, under: dict[str, Direct]) -> None:
+    def __init__(self, models: Models, asked: GenerateRequest, under: dict[str, Direct]) -> None:
         super().__init__()
-        self._serving, self._asked, self._under = serving, asked, under
+        self._models, self._asked, self._under = models, asked, under
+        self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; errors too."""
@@ -114,26 +109,41 @@ class Generating(Response):
             await unless_gone(receive, self._answer(scope, receive, send))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer, name = Direct(self._serving, self._asked.request), self._asked.id
         try:
+            answer = Direct(await self._loaded(send), self._asked.request)
             async with answer:
-                self._under[name] = answer
-                await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-                await send({"type": "http.response.body", "body": b"\n", "more_body": True})  # it is known from now on
-                await self._send_lines(answer, send)
-        except (ApiError, PagedrunError) as e:  # before anything was sent
-            await refusal(e)(scope, receive, send)
+                self._under[self._asked.id] = answer
+                await self._send(send, b"\n")  # it is known from now on
+                async for data in answer.lines(self._models.settings.keep_alive_s):
+                    await self._send(send, data)
+            await self._send(send, b"", last=True)
+        except (ApiError, PagedrunError) as e:
+            if self._started:
+                await self._send(send, _line({"error": wire.error_to_json(_of_api(e))}), last=True)
+            else:
+                await refusal(e)(scope, receive, send)
         finally:
-            self._under.pop(name, None)
+            self._under.pop(self._asked.id, None)
 
-    async def _send_lines(self, answer: Direct, send: Send) -> None:
+    async def _loaded(self, send: Send) -> Serving:
+        """The model; empty lines while it is being loaded."""
+        loading = asyncio.ensure_future(self._models.serving(self._asked.model))
         try:
-            async for data in answer.lines(self._serving.settings.keep_alive_s):
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-            last = b""
-        except PagedrunError as e:
-            last = _line({"error": wire.error_to_json(e)})
-        await send({"type": "http.response.body", "body": last, "more_body": False})
+            while not (await asyncio.wait([loading], timeout=self._models.settings.keep_alive_s))[0]:
+                await self._send(send, b"\n")
+        finally:
+            loading.cancel()
+        return loading.result()
+
+    async def _send(self, send: Send, data: bytes, *, last: bool = False) -> None:
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await send({"type": "http.response.body", "body": data, "more_body": not last})
+
+
+def _of_api(error: ApiError | PagedrunError) -> PagedrunError:
+    return EngineError(f"the server says: {error.message}") if isinstance(error, ApiError) else error
 
 
 def refusal(error: ApiError | PagedrunError) -> Response:
@@ -166,12 +176,6 @@ def engine(serving: Serving) -> dict[str, Any]:
         "keeps": service.keeper is not None,
         "keep_alive_s": serving.settings.keep_alive_s,
     }
-
-
-def is_owner(serving: Serving, request: Request) -> bool:
-    """Whether the user asks whose server this is: nobody else can read its record."""
-    secret = serving.settings.secret
-    return bool(secret) and hmac.compare_digest(request.headers.get(OWNER, "").encode(), secret.encode())
 
 
 def _line(data: Any) -> bytes:

@@ -1,8 +1,5 @@
 """Named sessions of `chat` and `complete` through a server: its own user's, in files that both of them can reach.
 
-POST /v1/pagedrun/sessions/use    prompts may go on from the session's pages
-POST /v1/pagedrun/sessions/save   save what was computed of these tokens, and a text
-
 Who has a session, and what is said in it, is the client's affair.
 """
 
@@ -71,12 +68,6 @@ async def save(serving: Serving, asked: SaveRequest) -> Response:
     service.call(lambda: keeper.save(asked.name, asked.tokens, asked.note, told))
     error = await done
     return JSONResponse({"saved": True}) if error is None else refusal(error)
-
-
-def refuse_others(*, owner: bool) -> None:
-    """Raise ApiError for who is not the server's own user."""
-    if not owner:
-        raise ApiError(403, "sessions are for this server's own user", code="owner_only")
 
 
 def _keeper(serving: Serving) -> Keeper:

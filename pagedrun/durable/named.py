@@ -7,6 +7,7 @@ is computed is found by tokens: where text and pages do not agree, or pages cann
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from pagedrun.durable.stored import Key
     from pagedrun.durable.wishes import Told
     from pagedrun.sessions import Mark
+
+
+log = logging.getLogger(__name__)
 
 
 class Keeping(Protocol):
@@ -58,6 +62,10 @@ class Serving(Protocol):
     def call(self, work: Callable[[], None]) -> None:
         """Have something done on the engine's thread."""
         ...
+
+
+class PagesGoneError(SessionError):
+    """Who has the pages does not answer any more: a server that has ended."""
 
 
 class Claim:
@@ -155,6 +163,8 @@ class NamedSession:
         future: Future[None] = Future()
 
         def told(error: PagedrunError | None) -> None:
+            if isinstance(error, PagesGoneError):
+                error = self._without_pages(error, note)
             future.set_result(None) if error is None else future.set_exception(error)
 
         keeper = self._serving.keeper
@@ -187,6 +197,15 @@ class NamedSession:
         assert self._serving is not None  # `attach` has set it
         found = stored(self._folder, self.name, identity)
         self._serving.call(lambda: keeper.register(("named", self.name), *found))
+
+    def _without_pages(self, why: PagedrunError, note: str) -> PagedrunError | None:
+        """Save the text alone; answers what is wrong then."""
+        try:
+            self._save_note(note)
+        except PagedrunError as e:
+            return e
+        log.warning("%s: %s; what was said is kept, and will be read again", self.name, why.message)
+        return None
 
     def _save_note(self, note: str) -> None:
         assert self._serving is not None  # `save` has seen to it

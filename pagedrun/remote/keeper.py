@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from pagedrun.durable import KeeperStats
-from pagedrun.errors import PagedrunError, SessionError
+from pagedrun.durable import KeeperStats, PagesGoneError
+from pagedrun.errors import PagedrunError
 from pagedrun.remote.address import Address, checked, post
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class RemoteKeeper:
         except PagedrunError as e:
             error = e
         except httpx.HTTPError as e:
-            error = SessionError(f"{data['name']} was not saved: the server does not answer: {e}")
+            error = PagesGoneError(f"the server does not answer: {e}")
         except asyncio.CancelledError:
-            error = SessionError(f"{data['name']} was not saved: the connection was closed")
+            error = PagesGoneError("the connection was closed")
         told(error)

@@ -29,7 +29,7 @@ ROOMS: list[tuple[str, ...]] = [
     ("service",),
     ("server",),
     ("planning", "spilling", "lasting"),
-    ("opening",),
+    ("opening", "sharing"),
     ("load",),
     ("quantize",),
     ("cli",),

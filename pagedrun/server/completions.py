@@ -70,6 +70,7 @@ def task_of(serving: Serving, asked: CompletionRequest) -> Task:
             stop=asked.stops(),
             grammar=grammar,
             logprobs=asked.logprobs,
+            priority=asked.priority or 0,
         )
         requests += copies(request, n)
         echoed += [_text(serving, prompt) if asked.echo else ""] * n

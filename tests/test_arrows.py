@@ -19,7 +19,7 @@ ROOMS: list[tuple[str, ...]] = [
     ("paths", "sampling", "memory", "machine"),
     ("config", "request", "gguf_file", "catalog", "rope"),
     ("step", "text", "chat", "kv", "plan"),
-    ("slots", "speeds", "sessions", "durable"),
+    ("slots", "speeds", "sessions", "durable", "embedding"),
     ("scheduling",),
     ("engine",),
     ("runtime",),
@@ -30,7 +30,7 @@ ROOMS: list[tuple[str, ...]] = [
     ("server",),
     ("planning", "spilling", "lasting"),
     ("opening",),
-    ("load",),
+    ("load", "load_embedding"),
     ("quantize",),
     ("cli",),
     ("__main__",),
@@ -39,7 +39,7 @@ ROOMS: list[tuple[str, ...]] = [
 # Policy runs under a fake runner, without a model and without C.
 POLICY = (
     "config", "request", "sampling", "step", "text", "chat", "kv", "plan", "slots", "scheduling", "engine", "service",
-    "server",
+    "server", "embedding",
 )  # fmt: skip
 
 

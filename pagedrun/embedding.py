@@ -234,8 +234,7 @@ class EmbeddingService:
 def normalized(vectors: Vectors) -> Vectors:
     """The vectors with length 1; zeros stay zeros."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    found: Vectors = vectors / np.where(lengths > 0, lengths, 1)
-    return found
+    return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
 
 
 def _fail(job: _Job, error: EngineError) -> None:

@@ -27,7 +27,7 @@ from pagedrun.native.door import Door
 from pagedrun.native.library import Library
 from pagedrun.native.model import NativeModel, OnBytes
 from pagedrun.native.placement import Placement
-from pagedrun.step import Chunk, Slot, StepPlan
+from pagedrun.step import Chunk, Slot, StepPlan, Vocab
 from pagedrun.units import size
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Embedder:
             raise
         self._llama = llama
         self._encodes = bool(llama.llama_model_has_encoder(self._model.pointer))
-        self.vocab = self._model.vocab
+        self.vocab: Vocab = self._model.vocab
         self.pooling = POOLINGS[shape.pooling]
         self.n_dims = int(
             llama.llama_model_n_cls_out(self._model.pointer)

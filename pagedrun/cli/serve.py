@@ -136,6 +136,7 @@ def serve(
     _check_origins(server.cors or ())
     settings = engine.settings()  # what is wrong there is said before anything is loaded
     from pagedrun.server import run
+    from pagedrun.server.models import Models
     from pagedrun.server.serving import Serving
 
     sock = run.bind(server.host, server.port)
@@ -146,7 +147,11 @@ def serve(
             _greet(service, how, server.host)
             _log()
             listening = f"listening on {run.address_of(sock)}/v1 (Ctrl-C stops)"
-            run.serve(Serving(service, how, settings), sock, lambda: console.note(listening))
+            models = Models(how, [Serving(service, how, settings)])
+            try:
+                run.serve(models, sock, lambda: console.note(listening))
+            finally:
+                models.close()
             console.note("stopped")
     finally:
         sock.close()

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible server: HTTP in the event loop, answers from the engine's thread.
+"""The OpenAI-compatible server: HTTP in the event loop, answers from the engines' threads.
 
 fields, chat_fields   bodies: what may be asked, and how what is wrong is said (errors, body)
 asking                from an `Ask`, whatever API it came through, to the engine's requests
@@ -8,6 +8,7 @@ thinking              whether the model can think, where a request asks it to
 chat, completions     OpenAI's objects and chunks (replies: what they share)
 messages              Anthropic's, with messages_fields
 responses             OpenAI's newer API, with responses_fields and responses_store
+serving, models       one loaded model; which one a request means
 tools, metrics, docs  tokens, health, figures, a look inside, /docs
 guard, app, run       keys and origins, routes, listening and stopping
 

@@ -1,4 +1,4 @@
-"""What a running server has: the model, its names, limits, and who is being answered."""
+"""What a server has of a loaded model: its names, limits, and who is being answered."""
 
 from __future__ import annotations
 
@@ -7,24 +7,27 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pagedrun import __version__
 from pagedrun.config import EngineConfig
-from pagedrun.server.errors import ApiError
 from pagedrun.server.gate import Gate
-from pagedrun.server.metrics import Metrics
+from pagedrun.server.metrics import Metrics, ModelMetrics
 from pagedrun.service import Service
-
-if TYPE_CHECKING:
-    from pagedrun.server.answers import Answers
 
 FINGERPRINT = f"pagedrun-{__version__}"
 
 
+class Open(Protocol):
+    """Answers under way."""
+
+    def cancel(self) -> None:
+        """End what runs."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
-    """How to serve.
+    """How to serve; names, think and sampling_for are a model's, all else is the server's.
 
     names: what clients may call the model; the first is what it is called in answers. max_queue: answers that may wait
     for one of those that run. max_body: bytes of a request. keep_alive_s: the longest silence of a stream; grace_s: how
@@ -48,20 +51,22 @@ class ServeSettings:
 
 @dataclass(eq=False)
 class Serving:
-    """One server. prepare: a thread for templates, tokens and large bodies, which would hold up the event loop.
+    """One loaded model. prepare: a thread for templates and tokens, which would hold up the event loop.
 
-    It is one thread because a template may be used by one at a time.
+    It is one thread because a template may be used by one at a time. users: requests that have it, whether or not the
+    engine works for them.
     """
 
     service: Service
     settings: ServeSettings
     config: EngineConfig = field(default_factory=EngineConfig)
     started: float = field(default_factory=time.time)
-    open_answers: set[Answers] = field(default_factory=set)
+    open_answers: set[Open] = field(default_factory=set)
+    users: int = 0
 
     def __post_init__(self) -> None:
         self.gate = Gate(self.service.limits.max_num_seqs, self.settings.max_queue)
-        self.metrics = Metrics(self)
+        self.metrics: ModelMetrics = Metrics().of(self.name)
         self.prepare = ThreadPoolExecutor(1, thread_name_prefix="pagedrun-prepare")
         self._sizes: dict[int, int] = {}
 
@@ -70,15 +75,10 @@ class Serving:
         """What the model is called in answers."""
         return self.settings.names[0]
 
-    def check_model(self, name: str | None) -> None:
-        """Raise ApiError for a model that is not served; no name is the one that is."""
-        if name is not None and name not in self.settings.names:
-            raise ApiError(
-                404,
-                f"The model '{name[:200]}' does not exist; this server has '{self.name}'.",
-                param="model",
-                code="model_not_found",
-            )
+    @property
+    def busy(self) -> bool:
+        """Whether somebody would miss it."""
+        return self.users > 0 or self.gate.inside > 0
 
     def piece_size(self, token: int) -> int:
         """Bytes of a token's text."""
@@ -96,5 +96,6 @@ class Serving:
             answers.cancel()
 
     def close(self) -> None:
-        """After the last request. The service is the caller's to close; nobody reads its vocabulary any more then."""
-        self.prepare.shutdown(cancel_futures=True)
+        """Save what is to be saved and free the model, after the last request. Takes a while."""
+        self.prepare.shutdown(cancel_futures=True)  # first: nobody reads the vocabulary any more then
+        self.service.close()

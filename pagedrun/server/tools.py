@@ -18,6 +18,7 @@ from pagedrun.server.chat_fields import REFUSED, ChatRequest
 from pagedrun.server.completions import check_tokens, text_of
 from pagedrun.server.errors import ApiError, not_ready
 from pagedrun.server.fields import Strict, validated
+from pagedrun.server.models import Models
 from pagedrun.server.serving import Serving
 
 T = TypeVar("T")
@@ -45,10 +46,10 @@ async def aside(serving: Serving, work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(serving.prepare, work)
 
 
-async def tokenize(serving: Serving, data: dict[str, Any]) -> Response:
+async def tokenize(models: Models, data: dict[str, Any]) -> Response:
     """{"tokens": [...]}, with pieces {"id", "piece"} for each; a piece that is no text is a list of bytes."""
     asked = validated(TokenizeRequest, data)
-    serving.check_model(asked.model)
+    serving = await models.serving(asked.model)
     vocab = serving.service.vocab
 
     def work() -> list[int]:
@@ -67,31 +68,30 @@ def _piece(data: bytes) -> str | list[int]:
         return list(data)
 
 
-async def detokenize(serving: Serving, data: dict[str, Any]) -> Response:
+async def detokenize(models: Models, data: dict[str, Any]) -> Response:
     """{"content": text}"""
     asked = validated(DetokenizeRequest, data)
-    serving.check_model(asked.model)
+    serving = await models.serving(asked.model)
     check_tokens(serving, asked.tokens, "tokens")
     return JSONResponse({"content": await aside(serving, lambda: text_of(serving, asked.tokens))})
 
 
-async def apply_template(serving: Serving, data: dict[str, Any]) -> Response:
+async def apply_template(models: Models, data: dict[str, Any]) -> Response:
     """{"prompt": text} of a chat, with the fields of /v1/chat/completions."""
     asked = validated(ChatRequest, data, REFUSED)
-    serving.check_model(asked.model)
+    serving = await models.serving(asked.model)
     rendered = await aside(serving, lambda: render(serving, ask_of(asked)))
     return JSONResponse({"prompt": rendered.prompt})
 
 
-def models(serving: Serving) -> dict[str, Any]:
+def models(models: Models) -> dict[str, Any]:
     """All names that requests may use."""
-    return {"object": "list", "data": [_model(serving, name) for name in serving.settings.names]}
+    return {"object": "list", "data": [_model(s, name) for s in models.loaded for name in s.settings.names]}
 
 
-def model(serving: Serving, name: str) -> dict[str, Any]:
+def model(models: Models, name: str) -> dict[str, Any]:
     """One of them. Raises ApiError."""
-    serving.check_model(name)
-    return _model(serving, name)
+    return _model(models.peek(name), name)
 
 
 def _model(serving: Serving, name: str) -> dict[str, Any]:
@@ -111,18 +111,19 @@ def _model(serving: Serving, name: str) -> dict[str, Any]:
     }
 
 
-def health(serving: Serving) -> dict[str, Any]:
+def health(models: Models) -> dict[str, Any]:
     """The process answers."""
     return {"status": "ok"}
 
 
-def ready(serving: Serving) -> dict[str, Any]:
-    """It would take a request. Raises ApiError when it stops, or the engine has."""
-    if serving.gate.stopping:
+def ready(models: Models) -> dict[str, Any]:
+    """It would take a request. Raises ApiError when it stops, or an engine has."""
+    if models.stopping:
         raise not_ready("the server is stopping")
-    if not serving.service.alive:
+    if not all(serving.service.alive for serving in models.loaded):
         raise not_ready("the engine has stopped")
-    return {"status": "ok", "running": serving.gate.running, "waiting": serving.gate.waiting}
+    gates = [serving.gate for serving in models.loaded]
+    return {"status": "ok", "running": sum(g.running for g in gates), "waiting": sum(g.waiting for g in gates)}
 
 
 def properties(serving: Serving) -> dict[str, Any]:

@@ -22,9 +22,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pagedrun.engine import EngineStats
 from pagedrun.errors import ContextLengthError, EngineError, ParameterError, RequestError
 from pagedrun.model import ModelInfo
-from pagedrun.step import Vocab
+from pagedrun.step import RunnerLimits, Vocab
 
 log = logging.getLogger(__name__)
 
@@ -33,21 +34,15 @@ Vectors = npt.NDArray[np.float32]
 MAX_INPUTS = 256  # LLAMA_MAX_SEQ, texts that llama.cpp can tell apart in a batch
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Tokens of a text at most; tokens, and texts, that are read together. One text may be more than a batch."""
-
-    max_tokens: int
-    batch_tokens: int
-    batch_texts: int
-
-
 class Reader(Protocol):
-    """What computes. pooling: how the vectors of tokens become one: mean, cls, last; or rank, which gives scores."""
+    """What computes. A text may be more than a batch, and is then read alone.
+
+    pooling: how the vectors of tokens become one: mean, cls, last; or rank, which gives scores.
+    """
 
     info: ModelInfo
     vocab: Vocab
-    limits: Limits
+    limits: RunnerLimits
     n_dims: int
     pooling: str
 
@@ -58,16 +53,6 @@ class Reader(Protocol):
     def close(self) -> None:
         """Free the model."""
         ...
-
-
-@dataclass(slots=True)
-class EmbeddingStats:
-    """Running totals: texts, tokens, batches, and seconds of computing."""
-
-    texts: int = 0
-    tokens: int = 0
-    batches: int = 0
-    seconds: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -83,16 +68,21 @@ class _Job:
 
 class _Taken(NamedTuple):
     job: _Job
-    index: int
+    number: int
 
 
 class EmbeddingService:
-    """A model and its thread. A context manager; thread-safe."""
+    """A model and its thread. A context manager; thread-safe.
+
+    plan: None, as llama.cpp decides what goes where.
+    """
+
+    plan: None = None
 
     def __init__(self, reader: Reader) -> None:
         self.model, self.vocab, self.limits = reader.info, reader.vocab, reader.limits
         self.n_dims, self.pooling = reader.n_dims, reader.pooling
-        self.stats = EmbeddingStats()
+        self.stats = EngineStats()
         self._reader = reader
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
@@ -140,8 +130,8 @@ class EmbeddingService:
         for tokens in inputs:
             if not tokens:
                 raise RequestError("an input is empty")
-            if len(tokens) > self.limits.max_tokens:
-                raise ContextLengthError(len(tokens), self.limits.max_tokens, hint="shorten the input")
+            if len(tokens) > self.limits.max_seq_len:
+                raise ContextLengthError(len(tokens), self.limits.max_seq_len, hint="shorten the input")
             if min(tokens) < 0 or max(tokens) >= self.vocab.n_tokens:
                 raise ParameterError(f"the input has token ids outside 0 to {self.vocab.n_tokens - 1}")
 
@@ -184,8 +174,8 @@ class EmbeddingService:
     def _take(self) -> list[_Taken]:
         """One input of each request after the other, while they fit."""
         batch: list[_Taken] = []
-        left = self.limits.batch_tokens
-        while self._jobs and len(batch) < self.limits.batch_texts:
+        left = self.limits.max_batch_tokens
+        while self._jobs and len(batch) < self.limits.max_num_seqs:
             job = self._jobs[0]
             if job.future.cancelled() or job.future.done() or job.begun == len(job.inputs):
                 self._jobs.popleft()
@@ -200,7 +190,7 @@ class EmbeddingService:
         return batch
 
     def _read(self, batch: Sequence[_Taken]) -> None:
-        inputs = [job.inputs[index] for job, index in batch]
+        inputs = [job.inputs[number] for job, number in batch]
         began = time.perf_counter()
         try:
             vectors = self._reader.read(inputs)
@@ -216,8 +206,8 @@ class EmbeddingService:
         self._count(inputs, time.perf_counter() - began)
         if self.normalizes:
             vectors = normalized(vectors)
-        for (job, index), vector in zip(batch, vectors, strict=True):
-            job.vectors[index] = vector
+        for (job, number), vector in zip(batch, vectors, strict=True):
+            job.vectors[number] = vector
             job.left -= 1
             if not job.left:
                 with suppress(InvalidStateError):  # cancelled meanwhile
@@ -225,10 +215,10 @@ class EmbeddingService:
 
     def _count(self, inputs: Sequence[Sequence[int]], seconds: float) -> None:
         stats = self.stats
-        stats.texts += len(inputs)
-        stats.tokens += sum(map(len, inputs))
-        stats.batches += 1
-        stats.seconds += seconds
+        stats.steps += 1
+        stats.tokens_computed += sum(map(len, inputs))
+        stats.step_s += seconds
+        stats.native_s += seconds
 
 
 def normalized(vectors: Vectors) -> Vectors:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pagedrun.embedding import Limits, Vectors
+from pagedrun.embedding import Vectors
 from pagedrun.errors import EngineError
+from pagedrun.step import RunnerLimits
 from tests.cli_fakes import model_info
 from tests.fakes import FakeVocab
 
@@ -17,10 +18,10 @@ from tests.fakes import FakeVocab
 class FakeReader:
     """gate: released once for each batch where there is one. Texts with token 13 fail, with 14 give no numbers."""
 
-    def __init__(self, limits: Limits | None = None, *, n_dims: int = 4, pooling: str = "mean") -> None:
+    def __init__(self, limits: RunnerLimits | None = None, *, n_dims: int = 4, pooling: str = "mean") -> None:
         self.info = model_info(Path("fake-embedding.gguf"))
         self.vocab = FakeVocab()
-        self.limits = limits or Limits(32, 64, 8)
+        self.limits = limits or RunnerLimits(8, 32, 64)
         self.n_dims, self.pooling = n_dims, pooling
         self.batches: list[list[tuple[int, ...]]] = []
         self.gate: threading.Semaphore | None = None

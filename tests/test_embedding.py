@@ -9,8 +9,9 @@ from concurrent.futures import CancelledError
 import numpy as np
 import pytest
 
-from pagedrun.embedding import EmbeddingService, Limits, normalized
+from pagedrun.embedding import EmbeddingService, normalized
 from pagedrun.errors import ContextLengthError, EngineError, ParameterError, RequestError
+from pagedrun.step import RunnerLimits
 from tests.embedding_fakes import FakeReader, raw, vector
 
 
@@ -20,7 +21,7 @@ def text(n_tokens: int, token: int = 1) -> tuple[int, ...]:
 
 @pytest.fixture
 def reader() -> FakeReader:
-    return FakeReader(Limits(max_tokens=32, batch_tokens=64, batch_texts=8))
+    return FakeReader(RunnerLimits(max_num_seqs=8, max_seq_len=32, max_batch_tokens=64))
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_each_input_has_its_vector_of_length_one(reader: FakeReader) -> None:
         np.testing.assert_allclose(found, [vector(tokens) for tokens in inputs], rtol=1e-6)
         np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-6)
     assert reader.closed
-    assert service.stats.texts == 9 and service.stats.tokens == sum(map(len, inputs))
+    assert service.stats.steps == 2 and service.stats.tokens_computed == sum(map(len, inputs))
 
 
 def test_scores_are_left_as_they_are() -> None:
@@ -69,7 +70,7 @@ def test_what_is_read_together_keeps_the_limits(reader: FakeReader) -> None:
 
 
 def test_a_text_longer_than_a_batch_is_read_alone() -> None:
-    reader = FakeReader(Limits(max_tokens=100, batch_tokens=16, batch_texts=8))
+    reader = FakeReader(RunnerLimits(max_num_seqs=8, max_seq_len=100, max_batch_tokens=16))
     with EmbeddingService(reader) as service:
         service.embed([text(4), text(90), text(4)])
     assert [len(batch) for batch in reader.batches] == [1, 1, 1]

@@ -36,7 +36,7 @@ def mean(library: Library, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def test_words_and_their_parts(mean: EmbeddingService) -> None:
     words = vocabulary()
     assert [words[t] for t in mean.tokens("Dogs runs")] == ["[CLS]", "▁dog", "s", "▁runs", "[SEP]"]
-    assert (mean.n_dims, mean.pooling, mean.limits.max_tokens) == (WIDTH, "mean", WINDOW)
+    assert (mean.n_dims, mean.pooling, mean.limits.max_seq_len) == (WIDTH, "mean", WINDOW)
 
 
 def test_mean_pooling(mean: EmbeddingService) -> None:
@@ -72,9 +72,9 @@ def test_a_reranker_gives_its_scores(library: Library, tmp_path: Path) -> None:
 def test_many_inputs_of_all_lengths(mean: EmbeddingService) -> None:
     rng = np.random.default_rng(0)
     inputs = [[CLS, *rng.integers(5, 60, rng.integers(0, WINDOW - 1)).tolist(), SEP] for _ in range(300)]
-    before = mean.stats.batches
+    before = mean.stats.steps
     found, bert = mean.embed(inputs), NumpyBert()
-    assert mean.stats.batches - before >= sum(map(len, inputs)) / mean.limits.batch_tokens
+    assert mean.stats.steps - before >= sum(map(len, inputs)) / mean.limits.max_batch_tokens
     for i in range(0, 300, 7):
         np.testing.assert_allclose(found[i], bert.embedding(inputs[i]), atol=1e-3)
     assert max(map(len, inputs)) > WINDOW - 4
@@ -95,7 +95,7 @@ def test_one_that_looks_back_only_is_read_in_pieces(library: Library, tmp_path: 
         inputs = [[CLS, *rng.integers(5, 60, n).tolist()] for n in (3, 100, 15, 16, 40, 1, 99)]
         found = service.embed(inputs)
         np.testing.assert_allclose(found, [llama.embedding(tokens) for tokens in inputs], atol=2e-3)
-        assert service.limits.batch_tokens == (batch or 512)
+        assert service.limits.max_batch_tokens == (batch or 512)
         np.testing.assert_allclose(service.embed(inputs[::-1]), found[::-1], atol=2e-3)
 
 
@@ -108,7 +108,7 @@ def test_one_that_looks_back_only_and_pools_over_all_is_read_at_once(library: Li
 def test_settings(library: Library, tmp_path: Path) -> None:
     path = write_bert(tmp_path / "m.gguf")
     with load_embedding(path, EngineConfig(threads=1, gpu_layers=0, max_seq_len=20)) as service:
-        assert service.limits.max_tokens == 20
+        assert service.limits.max_seq_len == 20
     with pytest.raises(UsageError, match=f"m.gguf takes texts of up to {WINDOW} tokens"):
         load_embedding(path, EngineConfig(gpu_layers=0, max_seq_len=WINDOW + 1))
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from pagedrun import machine
 from pagedrun.config import EngineConfig
-from pagedrun.embedding import MAX_INPUTS, Limits
+from pagedrun.embedding import MAX_INPUTS
 from pagedrun.errors import EngineError, NotEnoughMemoryError, UsageError
 from pagedrun.gguf_file import KvFacts, ModelFacts
 from pagedrun.gguf_file.purpose import looks_both_ways
@@ -27,7 +27,7 @@ from pagedrun.native.door import Door
 from pagedrun.native.library import Library
 from pagedrun.native.model import NativeModel, OnBytes
 from pagedrun.native.placement import Placement
-from pagedrun.step import Chunk, Slot, StepPlan, Vocab
+from pagedrun.step import Chunk, RunnerLimits, Slot, StepPlan, Vocab
 from pagedrun.units import size
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Embedder:
             if shape.pooling == _RANK
             else llama.llama_model_n_embd_out(self._model.pointer)
         )
-        self.limits = Limits(shape.window, shape.batch, shape.texts)
+        self.limits = RunnerLimits(shape.texts, shape.window, shape.batch)
 
     def read(self, inputs: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
         """What the model computed for each, shape (inputs, n_dims). As many as `limits` allows. Raises EngineError."""

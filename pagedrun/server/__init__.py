@@ -6,6 +6,7 @@ answers, gate         events of the engine in the event loop; how many may wait
 http                  one request from its body to its last event; ends when the client leaves
 thinking              whether the model can think, where a request asks it to
 chat, completions     OpenAI's objects and chunks (replies: what they share)
+embeddings            vectors of texts
 messages              Anthropic's, with messages_fields
 responses             OpenAI's newer API, with responses_fields and responses_store
 serving, models       one loaded model; which one a request means

@@ -29,7 +29,7 @@ from pagedrun.server.models import Models
 from pagedrun.server.responses import ResponsesPresenter
 from pagedrun.server.responses_fields import ResponsesRequest
 from pagedrun.server.responses_store import Responses
-from pagedrun.server.serving import Served, Serving, generating
+from pagedrun.server.serving import Loaded, Serving, generating
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -168,7 +168,7 @@ def _add_views(app: FastAPI, models: Models) -> None:
         "/health": tools.health,
         "/ready": tools.ready,
     }
-    of_a_model: dict[str, Callable[[Served], dict[str, Any]]] = {
+    of_a_model: dict[str, Callable[[Loaded], dict[str, Any]]] = {
         "/v1/pagedrun/properties": tools.properties,
         "/v1/pagedrun/plan": tools.plan,
         "/v1/pagedrun/memory": tools.memory,
@@ -197,7 +197,7 @@ def _view(models: Models, view: Callable[[Models], dict[str, Any]]) -> Callable[
     return run
 
 
-def _look(models: Models, look: Callable[[Served], dict[str, Any]]) -> Callable[..., Awaitable[Response]]:
+def _look(models: Models, look: Callable[[Loaded], dict[str, Any]]) -> Callable[..., Awaitable[Response]]:
     async def run(model: str | None = None) -> Response:
         return JSONResponse(look(models.peek(model)))
 

@@ -19,7 +19,7 @@ from pagedrun.server.completions import Ids, check_tokens
 from pagedrun.server.errors import ApiError, invalid, not_ready, unsupported
 from pagedrun.server.fields import TAG, Strict
 from pagedrun.server.models import Models
-from pagedrun.server.serving import Served
+from pagedrun.server.serving import Loaded
 
 MOST_INPUTS = 2048  # OpenAI's
 
@@ -55,7 +55,7 @@ class EmbeddingRequest(Strict):
 
 
 @dataclass(eq=False)
-class EmbeddingServing(Served):
+class EmbeddingServing(Loaded):
     """A model for embeddings."""
 
     service: EmbeddingService
@@ -87,7 +87,7 @@ async def answer(models: Models, asked: EmbeddingRequest) -> bytes:
     return await loop.run_in_executor(serving.prepare, _body, serving, asked, inputs, vectors)
 
 
-def embedding(served: Served) -> EmbeddingServing:
+def embedding(served: Loaded) -> EmbeddingServing:
     """The model, for who wants vectors of it. Raises ApiError for one that makes none."""
     if isinstance(served, EmbeddingServing):
         return served

@@ -14,15 +14,15 @@ from typing import Any
 
 from pagedrun.server.errors import ApiError, not_ready
 from pagedrun.server.metrics import Metrics, Reading
-from pagedrun.server.serving import Served, ServeSettings
+from pagedrun.server.serving import Loaded, ServeSettings
 
-_held: ContextVar[list[Served] | None] = ContextVar("held", default=None)
+_held: ContextVar[list[Loaded] | None] = ContextVar("held", default=None)
 
 
 class Models:
     """All that a server answers with. For the event loop only. prepare: a thread for large bodies."""
 
-    def __init__(self, settings: ServeSettings, loaded: Sequence[Served] = ()) -> None:
+    def __init__(self, settings: ServeSettings, loaded: Sequence[Loaded] = ()) -> None:
         self.settings = settings
         self.started = time.time()
         self.metrics = Metrics(self._readings)
@@ -33,11 +33,11 @@ class Models:
             serving.metrics = self.metrics.of(serving.name)
 
     @property
-    def loaded(self) -> Sequence[Served]:
+    def loaded(self) -> Sequence[Loaded]:
         """Those that are loaded."""
         return self._loaded
 
-    async def serving(self, name: str | None) -> Served:
+    async def serving(self, name: str | None) -> Loaded:
         """The model of that name; None: the first. It is loaded if it is not, which takes a while.
 
         Raises ApiError: 404 for one that is not served, 503 when the server stops.
@@ -51,7 +51,7 @@ class Models:
             held.append(serving)
         return serving
 
-    def peek(self, name: str | None) -> Served:
+    def peek(self, name: str | None) -> Loaded:
         """The same for who only looks: it is not loaded. Raises ApiError."""
         for serving in self._loaded:
             if name is None or name in serving.settings.names:
@@ -61,7 +61,7 @@ class Models:
     @contextmanager
     def request(self) -> Iterator[None]:
         """What is asked for inside belongs to this request, and is given back when it ends."""
-        held: list[Served] = []
+        held: list[Loaded] = []
         token = _held.set(held)
         try:
             yield
@@ -104,6 +104,6 @@ def unknown(name: str, known: Sequence[str]) -> ApiError:
     return ApiError(404, message, param="model", code="model_not_found")
 
 
-def chosen(models: Models, query: dict[str, Any]) -> Served:
+def chosen(models: Models, query: dict[str, Any]) -> Loaded:
     """The loaded model that a view is of: `?model=`, else the first."""
     return models.peek(query.get("model"))

@@ -88,7 +88,7 @@ class AnyService(Protocol):
 
 
 @dataclass(eq=False)
-class Served:
+class Loaded:
     """One loaded model. prepare: a thread for templates and tokens, which would hold up the event loop.
 
     It is one thread because a template may be used by one at a time. users: requests that have it, whether or not the
@@ -138,7 +138,7 @@ class Served:
 
 
 @dataclass(eq=False)
-class Serving(Served):
+class Serving(Loaded):
     """A model that generates text."""
 
     service: Service
@@ -160,7 +160,7 @@ class Serving(Served):
         return self._sizes[token]
 
 
-def generating(served: Served) -> Serving:
+def generating(served: Loaded) -> Serving:
     """The model, for who wants text of it. Raises ApiError for one that generates none."""
     if isinstance(served, Serving):
         return served

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from pagedrun.server.errors import ApiError, unsupported
+from pagedrun.server.errors import unsupported
 
 if TYPE_CHECKING:
     from pagedrun.server.asking import Ask
@@ -29,14 +29,18 @@ def check_can_think(serving: Serving, ask: Ask) -> None:
 
     A request not to think asks for what happens anyway.
     """
-    if thinks(serving):
-        return
     if ask.kwargs.get("enable_thinking") is True:
-        raise _refused(serving, ask.names.switch, "Leave the field out")
-    if ask.effort not in (None, "none"):
-        raise _refused(serving, ask.names.effort, "Leave the field out")
-    if ask.budget:
-        raise _refused(serving, ask.names.budget, "Leave the field out, or send 0")
+        field, instead = ask.names.switch, "Leave the field out"
+    elif ask.effort not in (None, "none"):
+        field, instead = ask.names.effort, "Leave the field out"
+    elif ask.budget:
+        field, instead = ask.names.budget, "Leave the field out, or send 0"
+    else:
+        return
+    if not thinks(serving):
+        raise unsupported(
+            field, f"is not supported: the model '{serving.name}' does not think before it answers. {instead}."
+        )
 
 
 def thinks(serving: Serving) -> bool:
@@ -48,9 +52,3 @@ def thinks(serving: Serving) -> bool:
 def knows_effort(serving: Serving) -> bool:
     """Whether the template has a word for it."""
     return re.search(r"\breasoning_effort\b", serving.service.templates.source) is not None
-
-
-def _refused(serving: Serving, field: str, instead: str) -> ApiError:
-    return unsupported(
-        field, f"is not supported: the model '{serving.name}' does not think before it answers. {instead}."
-    )

@@ -6,11 +6,19 @@ from pathlib import Path
 
 from pagedrun.config import EngineConfig
 from pagedrun.embedding import EmbeddingService
-from pagedrun.errors import ModelError
+from pagedrun.errors import ModelError, ModelFileError
 from pagedrun.gguf_file import is_embedding, read_facts, why_no_text
 from pagedrun.native.embedder import Embedder
 from pagedrun.native.library import load
 from pagedrun.native.model import OnBytes
+
+
+def makes_embeddings(path: Path) -> bool:
+    """Whether the file is a model for embeddings; False for one that cannot be read, which loading explains."""
+    try:
+        return is_embedding(read_facts(path))
+    except ModelFileError:
+        return False
 
 
 def load_embedding(

@@ -11,8 +11,9 @@ import pytest
 
 from pagedrun.config import EngineConfig
 from pagedrun.embedding import EmbeddingService
-from pagedrun.errors import ContextLengthError, ModelError, UsageError
+from pagedrun.errors import ContextLengthError, ModelError, NotEnoughMemoryError
 from pagedrun.load_embedding import load_embedding
+from pagedrun.memory import FreeMemory
 from tests.bert_models import CLS, SEP, WIDTH, WINDOW, NumpyBert, vocabulary, write_bert
 from tests.gguf_models import shape_of, write_gguf
 from tests.llama_models import NumpyLlama, write_llama
@@ -105,12 +106,17 @@ def test_one_that_looks_back_only_and_pools_over_all_is_read_at_once(library: Li
         np.testing.assert_allclose(service.embed([tokens])[0], NumpyLlama().embedding(tokens, "mean"), atol=2e-3)
 
 
-def test_settings(library: Library, tmp_path: Path) -> None:
+def test_settings(library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_bert(tmp_path / "m.gguf")
     with load_embedding(path, EngineConfig(threads=1, gpu_layers=0, max_seq_len=20)) as service:
         assert service.limits.max_seq_len == 20
-    with pytest.raises(UsageError, match=f"m.gguf takes texts of up to {WINDOW} tokens"):
-        load_embedding(path, EngineConfig(gpu_layers=0, max_seq_len=WINDOW + 1))
+    with load_embedding(path, EngineConfig(threads=1, gpu_layers=0, max_seq_len=WINDOW + 1)) as service:
+        assert service.limits.max_seq_len == WINDOW
+    gib = 1 << 30
+    monkeypatch.setattr("pagedrun.native.embedder.machine.free_memory", lambda gpus: FreeMemory(gib // 3))
+    with pytest.raises(NotEnoughMemoryError, match="texts of 128 tokens take"):
+        monkeypatch.setattr("pagedrun.native.embedder._BYTES_PER_TOKEN", gib)
+        load_embedding(path, EngineConfig(threads=1, gpu_layers=0, max_seq_len=WINDOW))
 
 
 def test_what_is_no_model_for_embeddings(library: Library, smollm2: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pagedrun import machine
 from pagedrun.config import EngineConfig
 from pagedrun.embedding import MAX_INPUTS
-from pagedrun.errors import EngineError, NotEnoughMemoryError, UsageError
+from pagedrun.errors import EngineError, NotEnoughMemoryError
 from pagedrun.gguf_file import KvFacts, ModelFacts
 from pagedrun.gguf_file.purpose import looks_both_ways
 from pagedrun.memory import OVERHEAD_BYTES, FreeMemory, check_weights, default_seq_len
@@ -45,7 +45,7 @@ class Embedder:
     """Owns the model and its context. For one thread."""
 
     def __init__(self, library: Library, facts: ModelFacts, config: EngineConfig, on_bytes: OnBytes | None = None):
-        """Raises ModelFileError, NotEnoughMemoryError, and UsageError for a length that the model does not have."""
+        """Raises ModelFileError, NotEnoughMemoryError."""
         path, llama = facts.parts[0], library.llama
         gpus = machine.gpus() if config.gpu_layers != 0 and llama.llama_supports_gpu_offload() else []
         free = machine.free_memory(gpus)
@@ -126,10 +126,6 @@ class Shape:
         kv = facts.kv or KvFacts()
         self.has_cache = bool(kv.full_layers or kv.window_layers or kv.recurrent_layers)
         trained = facts.context or _PIECE
-        if config.max_seq_len > trained:
-            raise UsageError(
-                f"--max-seq-len {config.max_seq_len:,}: {facts.name} takes texts of up to {trained:,} tokens"
-            )
 
         def taken(n_tokens: int) -> int:
             in_cache = sum(kv.bytes_for(n_tokens, kind) for kind in config.kv_types) // 2 if self.has_cache else 0
@@ -138,7 +134,8 @@ class Shape:
             return in_cache + at_once * (_BYTES_PER_TOKEN + 4 * (facts.n_vocab or 0)) + 4 * at_once * n_tokens
 
         left = free.total - facts.file_size - OVERHEAD_BYTES
-        self.window = config.max_seq_len or default_seq_len(trained, taken, left)
+        asked = min(config.max_seq_len, trained)  # a setting for models that read more is no mistake
+        self.window = asked or default_seq_len(trained, taken, left)
         if taken(self.window) > left:
             raise NotEnoughMemoryError(
                 f"texts of {self.window:,} tokens take {size(taken(self.window))} beside {facts.name}, and "

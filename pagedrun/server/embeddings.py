@@ -20,6 +20,7 @@ from pagedrun.server.errors import ApiError, invalid, not_ready, unsupported
 from pagedrun.server.fields import TAG, Strict
 from pagedrun.server.models import Models
 from pagedrun.server.serving import Loaded
+from pagedrun.units import count
 
 MOST_INPUTS = 2048  # OpenAI's
 
@@ -64,6 +65,13 @@ class EmbeddingServing(Loaded):
     def facts(self) -> dict[str, Any]:
         """How vectors are made."""
         return {"pooling": self.service.pooling, "dimensions": self.service.n_dims}
+
+    @property
+    def summary(self) -> str:
+        """How much it takes at once, in a few words."""
+        what = "dimensions" if self.service.normalizes else "scores"
+        window = count(self.service.limits.max_seq_len, "token")
+        return f"embeddings of {self.service.n_dims} {what} ({self.service.pooling}) · texts of up to {window}"
 
 
 class _Reading:

@@ -15,6 +15,7 @@ from pagedrun.server.errors import ApiError
 from pagedrun.server.gate import Gate
 from pagedrun.server.metrics import Metrics, ModelMetrics
 from pagedrun.service import Service
+from pagedrun.units import count
 
 if TYPE_CHECKING:
     from pagedrun.engine import EngineStats
@@ -121,6 +122,12 @@ class Loaded:
     def facts(self) -> dict[str, Any]:
         """What there is to know of a model of its kind."""
         return {}
+
+    @property
+    def summary(self) -> str:
+        """How much it takes at once, in a few words."""
+        limits = self.service.limits
+        return f"context {count(limits.max_seq_len, 'token')} · {count(limits.max_num_seqs, 'answer')} at once"
 
     def stop(self) -> None:
         """Take no more requests; what runs may go on until `cancel_all`."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -21,12 +22,11 @@ from pagedrun.cli.options import (
     with_options,
 )
 from pagedrun.errors import UsageError
-from pagedrun.units import count
 
 if TYPE_CHECKING:
+    from pagedrun.config import EngineConfig
     from pagedrun.hub import LocatedModel
-    from pagedrun.server.serving import ServeSettings
-    from pagedrun.service import Service
+    from pagedrun.server.serving import Loaded, ServeSettings
 
 #: PAGE on the keys of a telephone. Nothing else is known to use it, so it can stand beside other servers.
 PORT = 7243
@@ -124,7 +124,7 @@ def serve(
 
     Without MODEL: the one used last, or the small one that comes with pagedrun. /docs lists what can be asked. Ctrl-C
     or SIGTERM stops it: running answers may end first, a second Ctrl-C ends them. Requests are not logged; -v shows
-    their paths, status and time, but neither prompts nor answers.
+    their paths, status and time, but neither prompts nor answers. A model for embeddings is served at /v1/embeddings.
 
     Exit codes: 0 stopped, 1 it could not start, 2 wrong usage.
     """
@@ -137,17 +137,18 @@ def serve(
     settings = engine.settings()  # what is wrong there is said before anything is loaded
     from pagedrun.server import run
     from pagedrun.server.models import Models
-    from pagedrun.server.serving import Serving
 
     sock = run.bind(server.host, server.port)
     try:
-        located = generate.find_model(model if model is not None else named.model_option, pull=named.pull)
-        with generate.open_model(located, engine, template) as service:
-            how = _how(server, template, located, keys, max_body)
-            _greet(service, how, server.host)
+        located = generate.find_model(
+            model if model is not None else named.model_option, pull=named.pull, any_task=True
+        )
+        how = _how(server, template, located, keys, max_body)
+        with _loaded(located, how, settings, engine, template) as loaded:
+            _greet(loaded, server.host)
             _log()
             listening = f"listening on {run.address_of(sock)}/v1 (Ctrl-C stops)"
-            models = Models(how, [Serving(service, how, settings)])
+            models = Models(how, [loaded])
             try:
                 run.serve(models, sock, lambda: console.note(listening))
             finally:
@@ -155,6 +156,27 @@ def serve(
             console.note("stopped")
     finally:
         sock.close()
+
+
+@contextmanager
+def _loaded(
+    located: LocatedModel,
+    how: ServeSettings,
+    settings: EngineConfig,
+    engine: EngineOptions,
+    template: TemplateOptions,
+) -> Iterator[Loaded]:
+    """The model, for text or for embeddings."""
+    from pagedrun.load_embedding import makes_embeddings
+    from pagedrun.server.embeddings import EmbeddingServing
+    from pagedrun.server.serving import Serving
+
+    if makes_embeddings(located.path):
+        with generate.open_embedding(located, engine) as embedding:
+            yield EmbeddingServing(embedding, how, settings)
+    else:
+        with generate.open_model(located, engine, template) as service:
+            yield Serving(service, how, settings)
 
 
 def _how(
@@ -183,12 +205,9 @@ def _name(located: LocatedModel) -> str:
     return Path(located.name).stem if located.name == str(located.path) else located.name
 
 
-def _greet(service: Service, how: ServeSettings, host: str) -> None:
-    limits = service.limits
-    window = f"{count(limits.max_seq_len, 'token')}"
-    note = console.note
-    note(f"{how.names[0]} · context {window} · {count(limits.max_num_seqs, 'answer')} at once · {service.model.device}")
-    if host not in _LOOPBACK and not how.keys:
+def _greet(loaded: Loaded, host: str) -> None:
+    console.note(f"{loaded.name} · {loaded.summary} · {loaded.service.model.device}")
+    if host not in _LOOPBACK and not loaded.settings.keys:
         console.warn(f"whoever reaches {host} may ask: there is no API key (--api-key-file)")
 
 

@@ -18,9 +18,9 @@ from pagedrun.server.errors import ApiError, not_ready
 from pagedrun.server.metrics import Metrics, Reading
 from pagedrun.server.mover import Mover
 from pagedrun.server.served import Served, Source
-from pagedrun.server.serving import ServeSettings, Serving
+from pagedrun.server.serving import Loaded, ServeSettings
 
-_held: ContextVar[list[tuple[Served, Serving]] | None] = ContextVar("held", default=None)
+_held: ContextVar[list[tuple[Served, Loaded]] | None] = ContextVar("held", default=None)
 _LOAD_S = 10.0  # until one was loaded
 
 
@@ -46,7 +46,7 @@ class Models:
     def __init__(
         self,
         settings: ServeSettings,
-        loaded: Sequence[Serving] = (),
+        loaded: Sequence[Loaded] = (),
         sources: Sequence[Source] = (),
         *,
         installed: Installed | None = None,
@@ -71,11 +71,11 @@ class Models:
             self.mover.adopt(served, serving)
 
     @property
-    def loaded(self) -> Sequence[Serving]:
+    def loaded(self) -> Sequence[Loaded]:
         """Those that are loaded."""
         return [one.serving for one in self.mover.loaded if one.serving is not None]
 
-    async def serving(self, name: str | None) -> Serving:
+    async def serving(self, name: str | None) -> Loaded:
         """The model of that name; None: the first. It is loaded if it is not, which takes a while.
 
         Raises ApiError: 404 for one that is not served, 429 when too many wait for it, 503 when the server stops or it
@@ -110,7 +110,7 @@ class Models:
             raise self._unknown(name or "")
         return found
 
-    def peek(self, name: str | None) -> Serving:
+    def peek(self, name: str | None) -> Loaded:
         """A loaded model, for who only looks; None: the first that is loaded. Raises ApiError."""
         if name is None:
             if self.loaded:
@@ -126,7 +126,7 @@ class Models:
     @contextmanager
     def request(self) -> Iterator[None]:
         """What is asked for inside belongs to this request, and is given back when it ends."""
-        held: list[tuple[Served, Serving]] = []
+        held: list[tuple[Served, Loaded]] = []
         token = _held.set(held)
         try:
             yield

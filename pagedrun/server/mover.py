@@ -18,7 +18,7 @@ from pagedrun.errors import NotEnoughMemoryError, PagedrunError
 from pagedrun.server.errors import ApiError, not_ready, of_ours
 from pagedrun.server.metrics import Metrics
 from pagedrun.server.served import Served
-from pagedrun.server.serving import Serving
+from pagedrun.server.serving import Loaded
 
 log = logging.getLogger("pagedrun.server")
 
@@ -50,7 +50,7 @@ class Mover:
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._late: Serving | None = None  # what was loaded when the loop had ended
+        self._late: Loaded | None = None  # what was loaded when the loop had ended
         self._stopping = False
 
     @property
@@ -58,7 +58,7 @@ class Mover:
         """Those that have memory, and are not about to give it back at once."""
         return [one for one in self._models if one.serving is not None and one.state in ("loaded", "leaving")]
 
-    def adopt(self, served: Served, serving: Serving) -> None:
+    def adopt(self, served: Served, serving: Loaded) -> None:
         """A model is loaded."""
         serving.metrics = self._metrics.of(serving.name)
         serving.gate.on_empty = lambda: self.let_go(served)
@@ -72,9 +72,9 @@ class Mover:
         for one in self.loaded:
             self.let_go(one)
 
-    async def wait_for(self, served: Served) -> Serving:
+    async def wait_for(self, served: Served) -> Loaded:
         """The model, for one request, when it is loaded. Raises ApiError."""
-        future: asyncio.Future[Serving] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
         served.waiting.append(future)
         if served.state == "unloaded":
             served.turn("waiting")
@@ -88,7 +88,7 @@ class Mover:
             self._changed.set()  # perhaps nobody wants it any more
             raise
 
-    def give_back(self, served: Served, serving: Serving) -> None:
+    def give_back(self, served: Served, serving: Loaded) -> None:
         """A request needs it no more."""
         serving.users -= 1
         if served.serving is serving:
@@ -187,7 +187,7 @@ class Mover:
             assert source is not None
             return not beside or await self._run(lambda: source.fits(beside))
 
-    def _beside(self) -> list[Serving]:
+    def _beside(self) -> list[Loaded]:
         return [one.serving for one in self._models if one.serving is not None]
 
     async def _make_room(self) -> None:
@@ -208,7 +208,7 @@ class Mover:
             began, beside, source = self._clock(), self._beside(), served.source
             assert source is not None
 
-            def load() -> Serving:
+            def load() -> Loaded:
                 self._late = source.load(beside, lambda: self._stopping)
                 return self._late
 

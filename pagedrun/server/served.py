@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from pagedrun.engine import EngineStats
-from pagedrun.server.serving import ServeSettings, Serving
+from pagedrun.server.serving import Loaded, ServeSettings
 
 
 class Source(Protocol):
@@ -24,10 +24,10 @@ class Source(Protocol):
     def about(self) -> Mapping[str, Any]:
         """What is known of it before it is loaded, for lists."""
 
-    def fits(self, beside: Sequence[Serving]) -> bool:
+    def fits(self, beside: Sequence[Loaded]) -> bool:
         """Whether there is room for it beside these, as good as if it were alone. Raises what `load` would."""
 
-    def load(self, beside: Sequence[Serving], given_up: Callable[[], bool]) -> Serving:
+    def load(self, beside: Sequence[Loaded], given_up: Callable[[], bool]) -> Loaded:
         """Load it into what these leave. given_up: whether nobody wants it any more. Raises PagedrunError."""
 
 
@@ -42,8 +42,8 @@ class Served:
 
     source: Source | None
     settings: ServeSettings
-    serving: Serving | None = None
-    waiting: deque[asyncio.Future[Serving]] = field(default_factory=deque)
+    serving: Loaded | None = None
+    waiting: deque[asyncio.Future[Loaded]] = field(default_factory=deque)
     state: str = "unloaded"
     since: float = field(default_factory=time.time)
     used: float = 0.0
@@ -66,7 +66,7 @@ class Served:
         """It is in another state from now on."""
         self.state, self.since = state, time.time()
 
-    def take(self) -> Serving | None:
+    def take(self) -> Loaded | None:
         """The model for one more request, if it can have it at once."""
         if self.serving is None or self.state != "loaded":
             return None

@@ -1,6 +1,6 @@
 """Servers of this user that run on this machine: a file for each in the state folder, locked for as long as it lives.
 
-servers/PID.json   {"pid", "born", "url", "models": [{"name", "path"}], "started", "secret"}
+servers/PID.json   {"pid", "born", "url", "models": [{"name", "path"}], "any_installed", "started", "secret"}
 
 Only its user can read a file, so who knows the secret is its user. A file whose lock can be taken was left by a server
 that died; who finds it removes it.
@@ -37,13 +37,18 @@ class Offered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A server. url: without /v1. born: when the process began, in ticks. started: when it listened, since 1970."""
+    """A server. url: without /v1. any_installed: it loads others too, by their names.
+
+    born: when the process began, in ticks since the machine was started. started: when it listened, in seconds since
+    1970.
+    """
 
     pid: int
     born: int
     url: str
     models: tuple[Offered, ...]
     started: float
+    any_installed: bool
     secret: str = field(repr=False)
 
     def has(self, path: Path) -> str | None:
@@ -61,7 +66,7 @@ class Record:
         self._started = 0.0
         self._fd = -1
 
-    def write(self, url: str, models: Sequence[Offered]) -> None:
+    def write(self, url: str, models: Sequence[Offered], *, any_installed: bool = False) -> None:
         """The server listens, or has other models now. Raises OSError."""
         self._started = self._started or time.time()
         running = Running(
@@ -69,6 +74,7 @@ class Record:
             born=_born(os.getpid()),
             url=url,
             models=tuple(models),
+            any_installed=any_installed,
             started=self._started,
             secret=self.secret,
         )
@@ -176,6 +182,7 @@ def _parsed(data: bytes) -> Running:
         born=int(found["born"]),
         url=str(found["url"]),
         models=models,
+        any_installed=bool(found["any_installed"]),
         started=float(found["started"]),
         secret=str(found["secret"]),
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagedrun.engine import Call, Cancel, Engine, EngineStats, Shutdown, Sink, Submit, start
 from pagedrun.errors import ContextLengthError, EngineError, ParameterError, RequestError
+from pagedrun.memory import Holds
 from pagedrun.model import ModelInfo
 from pagedrun.request import Event, Finished, GenerationRequest, RequestId
 from pagedrun.sampling import LLAMA_DEFAULTS
@@ -148,7 +149,7 @@ class Answerer(ABC):
 class Service(Answerer):
     """A model, its engine thread, and its chat templates.
 
-    plan: what was to go where; None where llama.cpp decided.
+    plan: what was to go where; None where llama.cpp decided. holds: what memory it has, or may take.
     """
 
     def __init__(
@@ -160,9 +161,11 @@ class Service(Answerer):
         sampling_defaults: Mapping[str, Any] | None = None,
         identity: Identity | None = None,
         plan: Plan | None = None,
+        holds: Holds | None = None,
     ) -> None:
         self.model = model
         self.plan = plan
+        self.holds = holds or Holds(ram=model.size_bytes)
         self.templates = templates
         self.identity = identity
         self._engine = engine

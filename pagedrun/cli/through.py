@@ -24,8 +24,13 @@ if TYPE_CHECKING:
     from pagedrun.service import Answerer
 
 _NONE = "none"
-#: Settings of a loaded model as a whole, which change no answer, and which a server may have more of.
-_ANY = frozenset({"max_num_seqs", "max_stall", "prefill_chunk", "cache_disk", "debug_kv"})
+#: Settings that change no answer, and are for all of a server. Who types one means it; others may have set it for both.
+_FOR_ALL = frozenset(
+    {
+        "cache_disk", "debug_kv", "disk_space", "gpu_memory", "max_stall", "page_size", "policy", "prefetch_mode",
+        "prefill_chunk", "snapshot_interval", "spill", "swap_space", "threads",
+    }
+)  # fmt: skip
 
 
 def named_server(choice: ServerChoice) -> str | None:
@@ -81,18 +86,22 @@ def _find(
         return None
     if url is not None:
         return _named(url, located, engine, session=session)
-    for server in running.found():
-        name = server.has(located.path)
-        if name is None:
-            continue
+    for server, name in _having(located):
         address = _known(server.url, server)
         try:
-            return address, _fitting(address, name, located, _given(engine), session=session)
+            return address, _fitting(address, name, located, _meant(engine), session=session)
         except PagedrunError as e:
             console.note(console.printable(f"loaded here: {e.message}"))
             if e.hint:
                 console.note(console.printable(f"hint:  {console.typed(e.hint)}"))
     return None
+
+
+def _having(located: hub.LocatedModel) -> list[tuple[running.Running, str]]:
+    """The user's servers that have a model, and what they call it; last those that would load it."""
+    servers = running.found()
+    have = [(one, name) for one in servers if (name := one.has(located.path)) is not None]
+    return have + [(one, located.name) for one in servers if one.any_installed and one.has(located.path) is None]
 
 
 def _named(
@@ -105,10 +114,10 @@ def _named(
     name = record.has(located.path) if record else None
     if name is None:
         name = _called(get(address, "/v1/models"), located, url)
-    typed = {key: value for key, value in engine.flags().items() if value is not None}
-    given = {key: value for key, value in _given(engine).items() if key in typed}
+    given = _given(engine)
+    typed = {name: given[name] for name, value in engine.flags().items() if value is not None}
     try:
-        return address, _fitting(address, name, located, given, session=session)
+        return address, _fitting(address, name, located, typed, session=session)
     except UsageError as e:
         raise UsageError(e.message, hint="leave the setting out, or load the model here: --no-server") from e
 
@@ -148,7 +157,7 @@ def _fitting(
 def _difference(found: RemoteEngine, name: str, value: Any) -> str:
     """How a setting of the user's differs from the server's; "" where it does not, or does not matter."""
     theirs = getattr(found.config, name)
-    if name in _ANY or value == theirs:
+    if name == "max_num_seqs" or value == theirs:
         return ""
     if name == "max_seq_len" and value == found.limits.max_seq_len:
         return ""
@@ -179,6 +188,12 @@ def _opened(
         defaults = spec.sampling_for(think=template.think) if spec else {}
         with RemoteService(address, found, words.vocab, words.templates, sampling_defaults=defaults) as remote:
             yield remote
+
+
+def _meant(engine: EngineOptions) -> dict[str, Any]:
+    """Settings that a server has to have been loaded with."""
+    flags = engine.flags()
+    return {n: value for n, value in _given(engine).items() if flags.get(n) is not None or n not in _FOR_ALL}
 
 
 def _given(engine: EngineOptions) -> dict[str, Any]:

@@ -14,16 +14,17 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from pagedrun import __version__
 from pagedrun.errors import PagedrunError
-from pagedrun.server import chat, completions, messages, messages_fields, responses_fields, tools
+from pagedrun.server import chat, completions, embeddings, listing, messages, messages_fields, responses_fields, tools
 from pagedrun.server.body import Gone, read_json
 from pagedrun.server.chat_fields import REFUSED, ChatRequest
 from pagedrun.server.completions import CompletionPresenter, CompletionRequest
 from pagedrun.server.direct import CancelRequest, GenerateRequest
 from pagedrun.server.docs import SCHEMAS, page, request_body
+from pagedrun.server.embeddings import EmbeddingRequest
 from pagedrun.server.errors import ApiError, of_ours
 from pagedrun.server.fields import validated
 from pagedrun.server.guard import Guard, body_for
-from pagedrun.server.http import Answering, Begun, gone
+from pagedrun.server.http import Answering, Begun, gone, unless_gone
 from pagedrun.server.kept import SaveRequest, UseRequest
 from pagedrun.server.messages_fields import CountRequest, MessagesRequest
 from pagedrun.server.models import Models
@@ -31,7 +32,7 @@ from pagedrun.server.own import Own
 from pagedrun.server.responses import ResponsesPresenter
 from pagedrun.server.responses_fields import ResponsesRequest
 from pagedrun.server.responses_store import Responses
-from pagedrun.server.serving import Serving
+from pagedrun.server.serving import Loaded, Serving, generating
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -40,6 +41,7 @@ def make_app(models: Models) -> FastAPI:
     """The application over a server's models."""
     app = FastAPI(title="pagedrun", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     _add_answers(app, models)
+    _add_embeddings(app, models)
     _add_messages(app, models)
     _add_responses(app, models)
     _add_own(app, Own(models))
@@ -89,6 +91,16 @@ def _add_answers(app: FastAPI, models: Models) -> None:
     _post(app, "/v1/completions", complete, CompletionRequest)
 
 
+def _add_embeddings(app: FastAPI, models: Models) -> None:
+    async def create_embeddings(request: Request) -> Response:
+        """Make a vector of each text."""
+        asked = validated(EmbeddingRequest, await read_json(request, models.settings.max_body, models.prepare))
+        body = await unless_gone(request.receive, embeddings.answer(models, asked))
+        return Response(body, media_type="application/json")
+
+    _post(app, "/v1/embeddings", create_embeddings, EmbeddingRequest)
+
+
 def _add_messages(app: FastAPI, models: Models) -> None:
     async def create_message(request: Request) -> Response:
         """Answer a chat, as Anthropic's API does."""
@@ -105,7 +117,7 @@ def _add_messages(app: FastAPI, models: Models) -> None:
         """Count the tokens of a chat."""
         data = await read_json(request, models.settings.max_body, models.prepare)
         asked = validated(CountRequest, data, messages_fields.REFUSED)
-        serving = await models.serving(asked.model)
+        serving = generating(await models.serving(asked.model))
         return JSONResponse(await tools.aside(serving, partial(messages.count, serving, asked)))
 
     _post(app, "/v1/messages", create_message, MessagesRequest)
@@ -164,11 +176,10 @@ def _add_tools(app: FastAPI, models: Models) -> None:
 
 def _add_views(app: FastAPI, models: Models) -> None:
     views: dict[str, Callable[[Models], dict[str, Any]]] = {
-        "/v1/models": tools.models,
         "/health": tools.health,
         "/ready": tools.ready,
     }
-    of_a_model: dict[str, Callable[[Serving], dict[str, Any]]] = {
+    of_a_model: dict[str, Callable[[Loaded], dict[str, Any]]] = {
         "/v1/pagedrun/properties": tools.properties,
         "/v1/pagedrun/plan": tools.plan,
         "/v1/pagedrun/memory": tools.memory,
@@ -179,12 +190,31 @@ def _add_views(app: FastAPI, models: Models) -> None:
     for path, look in of_a_model.items():
         _get(app, path, _look(models, look), look.__doc__ or "")
 
+    async def all_models() -> Response:
+        return JSONResponse(await listing.listed(models))
+
     async def one_model(model_id: str) -> Response:
-        return JSONResponse(tools.model(models, model_id))
+        return JSONResponse(await listing.one(models, model_id))
+
+    async def move(request: Request, work: Callable[[Models, str | None], Awaitable[dict[str, Any]]]) -> Response:
+        data = await read_json(request, models.settings.max_body, models.prepare)
+        asked = validated(listing.ModelRequest, data)
+        return JSONResponse(await unless_gone(request.receive, work(models, asked.model)))
+
+    async def load_model(request: Request) -> Response:
+        """Load a model before somebody asks for it."""
+        return await move(request, listing.load)
+
+    async def unload_model(request: Request) -> Response:
+        """Save a model's conversations and give its memory back."""
+        return await move(request, listing.unload)
 
     async def metrics() -> Response:
         return Response(models.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    _get(app, "/v1/models", all_models, "All names that requests may use.")
+    _post(app, "/v1/pagedrun/models/load", load_model, listing.ModelRequest)
+    _post(app, "/v1/pagedrun/models/unload", unload_model, listing.ModelRequest)
     _get(app, "/v1/models/{model_id:path}", one_model, "One of the models.")
     _get(app, "/metrics", metrics, "Figures for Prometheus.")
 
@@ -197,7 +227,7 @@ def _view(models: Models, view: Callable[[Models], dict[str, Any]]) -> Callable[
     return run
 
 
-def _look(models: Models, look: Callable[[Serving], dict[str, Any]]) -> Callable[..., Awaitable[Response]]:
+def _look(models: Models, look: Callable[[Loaded], dict[str, Any]]) -> Callable[..., Awaitable[Response]]:
     async def run(model: str | None = None) -> Response:
         return JSONResponse(look(models.peek(model)))
 

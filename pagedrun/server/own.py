@@ -24,6 +24,7 @@ from pagedrun.server.errors import ApiError
 from pagedrun.server.fields import validated
 from pagedrun.server.kept import SaveRequest, UseRequest
 from pagedrun.server.models import Models
+from pagedrun.server.serving import Serving, generating
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -37,7 +38,7 @@ class Own:
 
     async def engine(self, model: str | None = None) -> Response:
         """A model and how it is loaded, for clients that have its file as well."""
-        return JSONResponse(direct.engine(await self._models.serving(model)))
+        return JSONResponse(direct.engine(await self._text(model)))
 
     async def generate(self, request: Request) -> Response:
         """An answer to tokens, as lines of JSON: for `pagedrun chat` and `pagedrun complete` of the same version."""
@@ -53,13 +54,16 @@ class Own:
         """Go on from a session of the server's own user."""
         self._refuse_others(request)
         asked = await self._read(request, UseRequest)
-        return await kept.use(await self._models.serving(asked.model), asked)
+        return await kept.use(await self._text(asked.model), asked)
 
     async def save_session(self, request: Request) -> Response:
         """Save a session of the server's own user."""
         self._refuse_others(request)
         asked = await self._read(request, SaveRequest)
-        return await kept.save(await self._models.serving(asked.model), asked)
+        return await kept.save(await self._text(asked.model), asked)
+
+    async def _text(self, name: str | None) -> Serving:
+        return generating(await self._models.serving(name))
 
     async def _read(self, request: Request, kind: type[M]) -> M:
         return validated(kind, await read_json(request, self._models.settings.max_body, self._models.prepare))

@@ -16,21 +16,22 @@ PACKAGE = ROOT / "pagedrun"
 # A name stands for the module and for everything inside it.
 ROOMS: list[tuple[str, ...]] = [
     ("errors", "units", "model"),
-    ("paths", "sampling", "memory", "machine"),
+    ("paths", "sampling", "memory", "machine", "running", "footprint"),
     ("config", "request", "gguf_file", "catalog", "rope"),
-    ("step", "text", "chat", "kv", "plan"),
+    ("step", "text", "chat", "kv", "plan", "wire"),
     ("slots", "speeds", "sessions", "durable"),
     ("scheduling",),
     ("engine",),
+    ("embedding",),
     ("runtime",),
     ("first_run",),
     ("hub",),
     ("native", "doctor"),
     ("service",),
-    ("server",),
+    ("server", "remote"),
     ("planning", "spilling", "lasting"),
-    ("opening",),
-    ("load",),
+    ("opening", "sharing"),
+    ("load", "load_embedding"),
     ("quantize",),
     ("cli",),
     ("__main__",),
@@ -39,7 +40,7 @@ ROOMS: list[tuple[str, ...]] = [
 # Policy runs under a fake runner, without a model and without C.
 POLICY = (
     "config", "request", "sampling", "step", "text", "chat", "kv", "plan", "slots", "scheduling", "engine", "service",
-    "server",
+    "server", "embedding",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import uvicorn
 
 from pagedrun.errors import UsageError
 from pagedrun.server.app import make_app
-from pagedrun.server.serving import Serving
+from pagedrun.server.models import Models
 
 _AFTER_GRACE_S = 5  # for the last events of cancelled answers
 _LOOK_S = 0.05
@@ -50,9 +50,9 @@ def address_of(sock: socket.socket) -> str:
 class Server(uvicorn.Server):
     """uvicorn, with our way to stop. A second signal does not wait."""
 
-    def __init__(self, serving: Serving, on_start: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, models: Models, on_start: Callable[[], None] = lambda: None) -> None:
         config = uvicorn.Config(
-            make_app(serving),
+            make_app(models),
             access_log=False,
             log_config=None,
             lifespan="off",
@@ -62,12 +62,13 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=_AFTER_GRACE_S,
         )
         super().__init__(config)
-        self._serving = serving
+        self._models = models
         self._on_start = on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so."""
         await super().startup(sockets)
+        self._models.start()
         self._on_start()
 
     @contextlib.contextmanager
@@ -86,9 +87,9 @@ class Server(uvicorn.Server):
     def ask_to_stop(self) -> None:
         """Stop taking requests; the second time end at once. For the event loop."""
         if self.should_exit:
-            self._serving.cancel_all()
+            self._models.cancel_all()
             self.force_exit = True
-        self._serving.stop()
+        self._models.stop()
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -96,18 +97,17 @@ class Server(uvicorn.Server):
 
         Until then it listens: who asks for more is told that the server stops.
         """
-        self._serving.stop()
+        self._models.stop()
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._serving.settings.grace_s, self._serving.cancel_all)
+        timer = loop.call_later(self._models.settings.grace_s, self._models.cancel_all)
         try:
-            while self._serving.open_answers and not self.force_exit:  # cancelled ones are none of them
+            while self._models.answering and not self.force_exit:  # cancelled ones are none of them
                 await asyncio.sleep(_LOOK_S)
             await super().shutdown(sockets)
         finally:
             timer.cancel()
-            self._serving.close()
 
 
-def serve(serving: Serving, sock: socket.socket, on_start: Callable[[], None]) -> None:
+def serve(models: Models, sock: socket.socket, on_start: Callable[[], None]) -> None:
     """Serve on a bound socket until a signal comes. Answers that run may end; then it returns."""
-    Server(serving, on_start).run(sockets=[sock])
+    Server(models, on_start).run(sockets=[sock])

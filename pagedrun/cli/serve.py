@@ -21,6 +21,7 @@ from pagedrun.cli.options import (
     with_options,
 )
 from pagedrun.errors import UsageError
+from pagedrun.paths import responses_dir
 from pagedrun.units import count
 
 if TYPE_CHECKING:
@@ -73,6 +74,18 @@ class ServerOptions:
     grace: Annotated[
         float, _server("--grace", "How long answers may go on after Ctrl-C or SIGTERM.", "SECONDS", min=0)
     ] = 30.0
+
+    saving: Annotated[
+        float, _server("--saving-time", "How long conversations may be saved at the end.", "SECONDS", min=0)
+    ] = 30.0
+    keep_responses: Annotated[
+        bool,
+        typer.Option(
+            "--keep-responses/--forget-responses",
+            help="Keep responses on disk, so that previous_response_id goes on after a restart.",
+            rich_help_panel="Server",
+        ),
+    ] = True
 
     def keys(self) -> tuple[str, ...]:
         """All keys, of options, file and environment. Raises UsageError."""
@@ -169,6 +182,8 @@ def _how(
         hosts=("localhost", *map(str.lower, server.allowed_host or ())) if server.host in _LOOPBACK else (),
         system=template.system,
         think=generate.think_mode(located, template),
+        responses=responses_dir() if server.keep_responses else None,
+        saving_s=server.saving,
         sampling_for=(lambda think: spec.sampling_for(think=think)) if spec else None,
     )
 

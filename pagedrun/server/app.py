@@ -26,7 +26,7 @@ from pagedrun.server.http import Answering, gone
 from pagedrun.server.messages_fields import CountRequest, MessagesRequest
 from pagedrun.server.responses import ResponsesPresenter
 from pagedrun.server.responses_fields import ResponsesRequest
-from pagedrun.server.responses_store import Responses
+from pagedrun.server.responses_items import ListQuery, items_of, page_of
 from pagedrun.server.serving import Serving
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -103,7 +103,7 @@ def _add_messages(app: FastAPI, serving: Serving) -> None:
 
 
 def _add_responses(app: FastAPI, serving: Serving) -> None:
-    kept = Responses()
+    kept = serving.responses
 
     async def create_response(request: Request) -> Response:
         """Answer a chat as items; `previous_response_id` goes on from an earlier one."""
@@ -113,16 +113,22 @@ def _add_responses(app: FastAPI, serving: Serving) -> None:
         presenter = ResponsesPresenter(serving, asked, data, kept)
         return Answering(serving, presenter.task, presenter, stream=bool(asked.stream))
 
-    async def get_response(response_id: str) -> Response:
+    def get_response(response_id: str) -> Response:  # these read files: not in the event loop
         return JSONResponse(kept.get(response_id).response)
 
-    async def delete_response(response_id: str) -> Response:
+    def delete_response(response_id: str) -> Response:
         kept.remove(response_id)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+    def input_items(response_id: str, request: Request) -> Response:
+        """The conversation that a response answers, the newest items first: limit, order, after."""
+        query = validated(ListQuery, dict(request.query_params))
+        return JSONResponse(page_of(items_of(response_id, kept.get(response_id).messages[:-1]), query))
 
     _post(app, "/v1/responses", create_response, ResponsesRequest)
     one = "/v1/responses/{response_id}"
     _get(app, one, get_response, "A response that is still kept.")
+    _get(app, f"{one}/input_items", input_items, input_items.__doc__ or "")
     app.add_api_route(one, delete_response, methods=["DELETE"], description="Forget one.", response_model=None)
 
 
@@ -201,7 +207,7 @@ def _post(app: FastAPI, path: str, endpoint: Endpoint, model: type[Any]) -> None
     )
 
 
-def _get(app: FastAPI, path: str, endpoint: Callable[..., Awaitable[Response]], description: str) -> None:
+def _get(app: FastAPI, path: str, endpoint: Callable[..., Response | Awaitable[Response]], description: str) -> None:
     app.add_api_route(path, endpoint, methods=["GET"], description=description, response_model=None)
 
 

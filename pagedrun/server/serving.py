@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pagedrun import __version__
@@ -14,6 +15,7 @@ from pagedrun.config import EngineConfig
 from pagedrun.server.errors import ApiError
 from pagedrun.server.gate import Gate
 from pagedrun.server.metrics import Metrics
+from pagedrun.server.responses_store import Responses
 from pagedrun.service import Service
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ class ServeSettings:
     long running answers may go on when the server stops. keys: who knows one may ask; none: everybody. cors: origins
     whose pages may ask, "*" for all. hosts: names by which it may be called; none: any. system: for chats that have no
     system message. think: None leaves it to the template. sampling_for: recommended settings, by whether it thinks.
+    responses: a folder for what `previous_response_id` goes on from; None: in memory. saving_s: how long conversations
+    may be saved at the end.
     """
 
     names: tuple[str, ...]
@@ -44,6 +48,8 @@ class ServeSettings:
     system: str | None = None
     think: bool | None = None
     sampling_for: Callable[[bool | None], Mapping[str, Any]] | None = None
+    responses: Path | None = None
+    saving_s: float = 30.0
 
 
 @dataclass(eq=False)
@@ -62,6 +68,7 @@ class Serving:
     def __post_init__(self) -> None:
         self.gate = Gate(self.service.limits.max_num_seqs, self.settings.max_queue)
         self.metrics = Metrics(self)
+        self.responses = Responses(self.settings.responses)
         self.prepare = ThreadPoolExecutor(1, thread_name_prefix="pagedrun-prepare")
         self._sizes: dict[int, int] = {}
 
@@ -98,3 +105,4 @@ class Serving:
     def close(self) -> None:
         """After the last request. The service is the caller's to close; nobody reads its vocabulary any more then."""
         self.prepare.shutdown(cancel_futures=True)
+        self.responses.close()

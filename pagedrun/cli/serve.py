@@ -136,7 +136,8 @@ def serve(
     """Serve a model to programs that speak OpenAI's API, at http://127.0.0.1:7243/v1.
 
     Without MODEL: the one used last, or the small one that comes with pagedrun. /docs lists what can be asked. Ctrl-C
-    or SIGTERM stops it: running answers may end first, a second Ctrl-C ends them. Requests are not logged; -v shows
+    or SIGTERM stops it: running answers may end first, a second Ctrl-C ends them; then conversations are saved, which
+    a further one skips. Requests are not logged; -v shows
     their paths, status and time, but neither prompts nor answers.
 
     Exit codes: 0 stopped, 1 it could not start, 2 wrong usage.
@@ -159,7 +160,7 @@ def serve(
             _greet(service, how, server.host)
             _log()
             listening = f"listening on {run.address_of(sock)}/v1 (Ctrl-C stops)"
-            run.serve(Serving(service, how, settings), sock, lambda: console.note(listening))
+            run.serve(Serving(service, how, settings), sock, lambda: console.note(listening), console.note)
             console.note("stopped")
     finally:
         sock.close()

@@ -1,4 +1,4 @@
-"""Listening, and stopping: running answers get some time, then they are told, then the model is freed."""
+"""Listening, and stopping: running answers get some time, then they are told, conversations are saved, models freed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import uvicorn
 
 from pagedrun.errors import UsageError
 from pagedrun.server.app import make_app
+from pagedrun.server.ending import Ending
 from pagedrun.server.serving import Serving
 
 _AFTER_GRACE_S = 5  # for the last events of cancelled answers
@@ -48,9 +49,14 @@ def address_of(sock: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with our way to stop. A second signal does not wait."""
+    """uvicorn, with our way to stop. A further signal ends what it waits for: answers, or saving conversations."""
 
-    def __init__(self, serving: Serving, on_start: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        serving: Serving,
+        on_start: Callable[[], None] = lambda: None,
+        told: Callable[[str], None] = lambda line: None,
+    ) -> None:
         config = uvicorn.Config(
             make_app(serving),
             access_log=False,
@@ -64,6 +70,8 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._serving = serving
         self._on_start = on_start
+        self._ending = Ending([serving.service], serving.settings.saving_s, told)
+        self._saving = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so."""
@@ -84,8 +92,10 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(one)
 
     def ask_to_stop(self) -> None:
-        """Stop taking requests; the second time end at once. For the event loop."""
-        if self.should_exit:
+        """Stop taking requests; the second time end what is waited for. For the event loop."""
+        if self._saving:
+            self._ending.skip()
+        elif self.should_exit:
             self._serving.cancel_all()
             self.force_exit = True
         self._serving.stop()
@@ -106,8 +116,15 @@ class Server(uvicorn.Server):
         finally:
             timer.cancel()
             self._serving.close()
+            self._saving = True
+            await self._ending.wait()
 
 
-def serve(serving: Serving, sock: socket.socket, on_start: Callable[[], None]) -> None:
-    """Serve on a bound socket until a signal comes. Answers that run may end; then it returns."""
-    Server(serving, on_start).run(sockets=[sock])
+def serve(
+    serving: Serving, sock: socket.socket, on_start: Callable[[], None], told: Callable[[str], None] = lambda line: None
+) -> None:
+    """Serve on a bound socket until a signal comes. Answers that run may end, conversations are saved; then it returns.
+
+    told: gets a line for people when that takes a while.
+    """
+    Server(serving, on_start, told).run(sockets=[sock])

@@ -28,6 +28,7 @@ from pagedrun.server.responses import ResponsesPresenter
 from pagedrun.server.responses_fields import ResponsesRequest
 from pagedrun.server.responses_items import ListQuery, items_of, page_of
 from pagedrun.server.serving import Serving
+from pagedrun.server.web import add_page
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -41,6 +42,7 @@ def make_app(serving: Serving) -> FastAPI:
     _add_tools(app, serving)
     _add_views(app, serving)
     _add_docs(app)
+    add_page(app)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(PagedrunError, _our_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -154,11 +156,13 @@ def _add_views(app: FastAPI, serving: Serving) -> None:
         "/ready": tools.ready,
         "/v1/pagedrun/properties": tools.properties,
         "/v1/pagedrun/plan": tools.plan,
-        "/v1/pagedrun/memory": tools.memory,
         "/v1/pagedrun/stats": tools.statistics,
     }
     for path, view in views.items():
         _get(app, path, _view(serving, view), view.__doc__ or "")
+
+    async def memory() -> Response:
+        return JSONResponse(await tools.memory(serving))
 
     async def one_model(model_id: str) -> Response:
         return JSONResponse(tools.model(serving, model_id))
@@ -167,6 +171,7 @@ def _add_views(app: FastAPI, serving: Serving) -> None:
         return Response(serving.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     _get(app, "/v1/models/{model_id:path}", one_model, "One of the models.")
+    _get(app, "/v1/pagedrun/memory", memory, tools.memory.__doc__ or "")
     _get(app, "/metrics", metrics, "Figures for Prometheus.")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -21,6 +22,8 @@ from pagedrun.server.fields import Strict, validated
 from pagedrun.server.serving import Serving
 
 T = TypeVar("T")
+
+_STEP_S = 0.5  # how long who asks for figures waits for a step's end
 
 
 class TokenizeRequest(Strict):
@@ -169,8 +172,18 @@ def _without_gpu(serving: Serving) -> dict[str, Any]:
     return found
 
 
-def memory(serving: Serving) -> dict[str, Any]:
-    """Pages by tier, as they were when an answer last ended; null without pages, and before the first."""
+async def memory(serving: Serving) -> dict[str, Any]:
+    """Pages by tier, as they are; null without pages."""
+    loop, counted = asyncio.get_running_loop(), asyncio.Event()
+
+    def done() -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(counted.set)
+
+    if serving.service.alive:
+        serving.service.measure(done)
+        with suppress(asyncio.TimeoutError):  # a long step: what was counted last
+            await asyncio.wait_for(counted.wait(), _STEP_S)
     stats = serving.service.stats
     return {"kv_cache": None if stats.kv is None else {**asdict(stats.kv), "evictions": stats.kv.evictions}}
 

@@ -21,6 +21,7 @@ from pagedrun.engine import Engine
 from pagedrun.errors import GrammarError, TemplateError
 from pagedrun.request import Grammar
 from pagedrun.server.app import make_app
+from pagedrun.server.models import Models
 from pagedrun.server.serving import ServeSettings, Serving
 from pagedrun.service import Service
 from pagedrun.step import RunnerLimits
@@ -115,7 +116,8 @@ class Fake:
 
     def __init__(self, serving: Serving, runner: Talker, templates: Templates) -> None:
         self.serving, self.runner, self.templates = serving, runner, templates
-        self.app = make_app(serving)
+        self.models = Models(serving.settings, [serving])
+        self.app = make_app(self.models)
         self.headers: dict[str, str] = {}
 
     def call(self, method: str, path: str, **more: Any) -> httpx.Response:
@@ -170,13 +172,13 @@ def fake_server(says: str = "Hello!", limits: RunnerLimits = LIMITS, **settings:
     runner, templates = Talker(says, limits), Templates()
     how = replace(ServeSettings(names=("fake",), hosts=("localhost",)), **settings)
     with Service(Engine(runner), model_info(Path("fake.gguf")), templates) as service:  # type: ignore[arg-type]
-        serving = Serving(service, how)
+        fake = Fake(Serving(service, how), runner, templates)
         try:
-            yield Fake(serving, runner, templates)
+            yield fake
         finally:
             if runner.gate is not None:
                 runner.gate.release(10_000)
-            serving.close()
+            fake.models.close()
 
 
 class Caller:

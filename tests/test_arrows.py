@@ -22,6 +22,7 @@ ROOMS: list[tuple[str, ...]] = [
     ("slots", "speeds", "sessions", "durable"),
     ("scheduling",),
     ("engine",),
+    ("embedding",),
     ("runtime",),
     ("first_run",),
     ("hub",),
@@ -29,8 +30,8 @@ ROOMS: list[tuple[str, ...]] = [
     ("service",),
     ("server",),
     ("planning", "spilling", "lasting"),
-    ("opening",),
-    ("load",),
+    ("opening", "sharing"),
+    ("load", "load_embedding"),
     ("quantize",),
     ("cli",),
     ("__main__",),
@@ -39,7 +40,7 @@ ROOMS: list[tuple[str, ...]] = [
 # Policy runs under a fake runner, without a model and without C.
 POLICY = (
     "config", "request", "sampling", "step", "text", "chat", "kv", "plan", "slots", "scheduling", "engine", "service",
-    "server",
+    "server", "embedding",
 )  # fmt: skip
 
 

@@ -239,9 +239,61 @@ def test_how_much_is_thought() -> None:
         fake.templates.source = "{{ reasoning_effort }}"
         fake.chat(reasoning_effort="medium")
         assert fake.options.template_kwargs == {"reasoning_effort": "medium"}
-        fake.templates.source, fake.templates.supports_thinking = "", False
-        error = fake.chat(reasoning_effort="low").json()["error"]
-        assert error["param"] == "reasoning_effort" and error["code"] == "unsupported_parameter"
+        fake.chat(enable_thinking=False)
+        assert fake.options.think is False and fake.options.template_kwargs == {}
+        error = fake.chat(enable_thinking=False, chat_template_kwargs={"enable_thinking": True}).json()["error"]
+        assert error["param"] == "enable_thinking" and "differ" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"reasoning_effort": "minimal"}, "reasoning_effort"),
+        ({"reasoning_effort": "xhigh"}, "reasoning_effort"),
+        ({"enable_thinking": True}, "enable_thinking"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs.enable_thinking"),
+        ({"thinking_budget_tokens": 1}, "thinking_budget_tokens"),
+    ],
+)
+def test_a_model_that_cannot_think_refuses_to_by_name(fields: dict[str, Any], param: str) -> None:
+    with fake_server() as fake:
+        fake.templates.supports_thinking = False
+        error = fake.chat(**fields).json()["error"]
+        assert error["param"] == param and error["code"] == "unsupported_parameter"
+        assert f"'{param}' is not supported: the model 'fake' does not think" in error["message"]
+        assert "Leave the field out" in error["message"] and not fake.runner.got
+        fake.templates.source = "{% if x %}</think>{% endif %}"
+        assert fake.chat(**fields).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning_effort": "none"},
+        {"reasoning_effort": None},
+        {"enable_thinking": False},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"thinking_budget_tokens": 0},
+    ],
+)
+def test_what_does_not_think_anyway_may_be_told_not_to(fields: dict[str, Any]) -> None:
+    with fake_server() as fake:
+        fake.templates.supports_thinking = False
+        assert fake.chat(**fields).status_code == 200
+
+
+def test_priority_reaches_the_scheduler() -> None:
+    with fake_server() as fake:
+        fake.chat(priority=-3)
+        assert fake.request.priority == -3
+        fake.post("/v1/completions", {"prompt": "x", "priority": 2, "n": 2})
+        assert [request.priority for request in fake.runner.got[-2:]] == [2, 2]
+        fake.post("/v1/responses", {"input": "x", "priority": 1})
+        assert fake.request.priority == 1
+        fake.chat()
+        assert fake.request.priority == 0
+        assert fake.chat(priority=1.5).json()["error"]["param"] == "priority"
+        assert fake.chat(priority=2**31).json()["error"]["param"] == "priority"
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "bos_token"])

@@ -104,8 +104,9 @@ def test_health_and_metrics(fake: Fake) -> None:
     text = fake.call("GET", "/metrics").text
     assert 'pagedrun_http_requests_total{path="/v1/completions",status="200"}' in text
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert float(lines["pagedrun_generated_tokens_total"]) >= 7 and float(lines["pagedrun_running"]) == 0
-    assert float(lines["pagedrun_steps_total"]) >= 7
+    assert float(lines['pagedrun_generated_tokens_total{model="fake"}']) >= 7
+    assert float(lines['pagedrun_steps_total{model="fake"}']) >= 7
+    assert float(lines['pagedrun_running{model="fake"}']) == 0 and float(lines['pagedrun_loaded{model="fake"}']) == 1
 
 
 def test_a_look_inside(fake: Fake) -> None:

@@ -135,6 +135,10 @@ def test_a_model_that_does_not_think() -> None:
         assert answer.status_code == 400 and "'thinking' is not supported" in answer.json()["error"]["message"]
         ask(fake, thinking={"type": "disabled"})
         ask(fake, thinking={"type": "adaptive"})
+        counted = fake.post("/v1/messages/count_tokens", {"messages": ASK["messages"], "thinking": thinking})
+        assert counted.status_code == 400
+        told = fake.post("/v1/messages", {**ASK, "output_config": {"effort": "low"}}).json()["error"]["message"]
+        assert told.startswith("'output_config.effort' is not supported: the model 'fake' does not think")
         fake.templates.source = "{{ reasoning_effort }}"
         ask(fake, thinking=thinking, max_tokens=2000)
 

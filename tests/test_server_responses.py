@@ -121,6 +121,10 @@ def test_forms_effort_and_logprobs() -> None:
         assert json.loads(fake.options.json_schema or "") == {"type": "array"}
         ask(fake, reasoning={"effort": "none"})
         assert fake.options.think is False
+        fake.templates.supports_thinking = False
+        told = fake.post("/v1/responses", {"input": "x", "reasoning": {"effort": "low"}}).json()["error"]
+        assert told["param"] == "reasoning.effort"
+        fake.templates.supports_thinking = True
         answer = ask(fake, include=["message.output_text.logprobs"], top_logprobs=2)
         tokens = answer["output"][0]["content"][0]["logprobs"]
         assert "".join(t["token"] for t in tokens) == "Hello!" and fake.request.logprobs == 2

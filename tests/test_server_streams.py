@@ -120,7 +120,7 @@ def test_stopping_lets_answers_end_and_takes_no_more() -> None:
         gate = gated(fake)
         caller = Caller(fake.app, PATH, STREAM)
         await eventually(lambda: fake.serving.gate.inside == 1)
-        fake.serving.stop()
+        fake.models.stop()
         async with fake.client() as client:
             refused = await client.post(PATH, json=CHAT)
             assert refused.status_code == 503 and "retry-after" in refused.headers
@@ -141,8 +141,8 @@ def test_answers_that_take_too_long_are_told() -> None:
         gate.release(3)
         await streamed.until(lambda c: b"content" in c.body)
         await eventually(lambda: fake.serving.gate.inside == 2)
-        fake.serving.stop()
-        fake.serving.cancel_all()
+        fake.models.stop()
+        fake.models.cancel_all()
         gate.release(100)
         await asyncio.gather(streamed.task, whole.task)
         last = events_of(streamed.body.decode())[-1]

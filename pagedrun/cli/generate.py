@@ -26,20 +26,22 @@ if TYPE_CHECKING:
     from pagedrun.chat import ChatOptions, Message, RenderedChat, ReplyParser
     from pagedrun.cli.options import EngineOptions, TemplateOptions
     from pagedrun.config import EngineConfig
+    from pagedrun.embedding import EmbeddingService
     from pagedrun.sampling import SamplingParams
     from pagedrun.service import Service, Stream
+    from pagedrun.sharing import Share
 
 
-def find_model(name: str | None, *, pull: bool = False) -> hub.LocatedModel:
+def find_model(name: str | None, *, pull: bool = False, any_task: bool = False) -> hub.LocatedModel:
     """The file behind what the user typed; None is the model used last, else the embedded default.
 
     One that is not here is fetched where `pull` or somebody at the terminal says so; the embedded default also when
     the launcher (PAGEDRUN_AUTO_SETUP=1) asked for whatever is missing. Raises ModelNotFoundError, what fetching
-    raises, and ModelError for a model that does not generate text.
+    raises, and ModelError for a model that does not generate text, which `any_task` may.
     """
     from pagedrun.cli.models.missing import find_or_pull
 
-    if name is not None:
+    if name is not None and not any_task:
         require_generates(load_catalog().get(name))  # before it is fetched
     by_launcher = os.environ.get("PAGEDRUN_AUTO_SETUP") == "1" and hub.is_default(name)
     try:
@@ -50,7 +52,8 @@ def find_model(name: str | None, *, pull: bool = False) -> hub.LocatedModel:
         with console.ByteProgress("fetching the default model") as progress:
             hub.fetch_default_model(progress)
         located = hub.locate(name)
-    require_generates(located.spec)
+    if not any_task:
+        require_generates(located.spec)
     return located
 
 
@@ -66,14 +69,74 @@ def open_model(located: hub.LocatedModel, engine: EngineOptions, template: Templ
 
     Raises RuntimeLibraryError, ModelError, UsageError (settings) and TemplateError (--chat-template).
     """
-    from pagedrun.first_run import ensure_runtime
+    config = engine.settings()
+    template_text = template.template_text()
+    with loading(located) as on_progress:
+        service = load_text(located, config, engine, template, template_text, on_progress)
+    with service:
+        tell_of_room(config, service)
+        yield service
+
+
+def load_text(
+    located: hub.LocatedModel,
+    config: EngineConfig | Share,
+    engine: EngineOptions,
+    template: TemplateOptions,
+    template_text: str | None,
+    on_progress: Callable[[int, int], None],
+) -> Service:
+    """A model that answers; the caller's to close. template_text: replaces the model's. Raises as `open_model`."""
+    # Only now: it needs the runtime and takes most of the start.
     from pagedrun.hub.library import remember_use
+    from pagedrun.load import load_service
+
+    spec = located.spec
+    service = load_service(
+        located.path,
+        config,
+        sampling_defaults=spec.sampling_for(think=template.think) if spec else {},
+        chat_template=template_text or (spec.chat_template if spec else None),
+        on_progress=on_progress,
+        verbose=console.verbose >= engine.log_from,
+        sessions=sessions_dir(),
+        name=located.name,
+    )
+    remember_use(located.path)
+    return service
+
+
+@contextmanager
+def open_embedding(located: hub.LocatedModel, engine: EngineOptions) -> Iterator[EmbeddingService]:
+    """The same for a model for embeddings."""
+    with loading(located) as on_progress:
+        service = load_vectors(located, engine.settings(), engine, on_progress)
+    with service:
+        yield service
+
+
+def load_vectors(
+    located: hub.LocatedModel,
+    config: EngineConfig,
+    engine: EngineOptions,
+    on_progress: Callable[[int, int], None],
+) -> EmbeddingService:
+    """A model for embeddings; the caller's to close."""
+    from pagedrun.load_embedding import load_embedding
+
+    return load_embedding(located.path, config, on_progress=on_progress, verbose=console.verbose >= engine.log_from)
+
+
+@contextmanager
+def loading(located: hub.LocatedModel) -> Iterator[Callable[[int, int], None]]:
+    """What goes with loading a model: the runtime is there, and progress on stderr as the function given is called.
+
+    Raises RuntimeLibraryError, and explains a ModelFileError.
+    """
+    from pagedrun.first_run import ensure_runtime
     from pagedrun.hub.verify import explained
     from pagedrun.runtime import store
 
-    config = engine.settings()
-    spec = located.spec
-    template_text = template.template_text() or (spec.chat_template if spec else None)
     runtime = ensure_runtime()
     if notice := store.cpu_notice(runtime):
         console.note(notice)
@@ -82,30 +145,15 @@ def open_model(located: hub.LocatedModel, engine: EngineOptions, template: Templ
         console.ByteProgress(f"loading {located.name}") as progress,
         _interrupts_kept() as check,
     ):
-        # Only now: it needs the runtime and takes most of the start.
-        from pagedrun.load import load_service
 
         def on_progress(done: int, total: int) -> None:
             check()
             progress(done, total)
 
-        service = load_service(
-            located.path,
-            config,
-            sampling_defaults=spec.sampling_for(think=template.think) if spec else {},
-            chat_template=template_text,
-            on_progress=on_progress,
-            verbose=console.verbose >= engine.log_from,
-            sessions=sessions_dir(),
-            name=located.name,
-        )
-    remember_use(located.path)
-    with service:
-        _tell_of_room(config, service)
-        yield service
+        yield on_progress
 
 
-def _tell_of_room(config: EngineConfig, service: Service) -> None:
+def tell_of_room(config: EngineConfig, service: Service) -> None:
     """Say so where memory holds less than was asked for. It is no error: a window costs nothing, only tokens do. And
     where positions are scaled.
     """

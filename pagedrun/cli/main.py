@@ -32,6 +32,7 @@ _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, 
 _COMMANDS = {
     "chat": ("pagedrun.cli.chat", "chat", "Talk with a model in the terminal."),
     "complete": ("pagedrun.cli.complete", "complete", "Answer one prompt, for pipes and scripts."),
+    "embed": ("pagedrun.cli.embed", "embed", "Make vectors of texts, for pipes and scripts."),
     "serve": ("pagedrun.cli.serve", "serve", "Serve a model to programs that speak OpenAI's API."),
     "show": ("pagedrun.cli.models.show", "show", "Show what a model is, and what a conversation with it costs."),
     "plan": ("pagedrun.cli.plan", "plan", "Show what of a model goes where, and how fast it will be."),

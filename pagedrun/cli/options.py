@@ -136,6 +136,7 @@ class EngineOptions:
     """How the model is loaded; flags go before PAGEDRUN_* variables, and these before the config file."""
 
     defaults: ClassVar[Mapping[str, Any]] = {}
+    leaves_out: ClassVar[frozenset[str]] = frozenset()  # fields that are no options of the command
     log_from: ClassVar[int] = 1  # how often -v has to be given for llama.cpp's log
 
     max_seq_len: Annotated[
@@ -273,6 +274,7 @@ def _parameters(group: Any) -> list[inspect.Parameter]:
     return [
         inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=_default(f), annotation=hints[f.name])
         for f in fields(group)
+        if f.name not in getattr(group, "leaves_out", ())
     ]
 
 

@@ -14,23 +14,22 @@ import typer
 from pagedrun.cli import console, generate
 from pagedrun.cli.options import (
     EngineOptions,
-    ModelArgument,
-    ModelOptions,
     TemplateOptions,
     read_option_file,
     with_options,
 )
+from pagedrun.cli.serve_models import ModelsArgument, ServedModelOptions
 from pagedrun.errors import UsageError
 from pagedrun.paths import responses_dir
-from pagedrun.units import count
 
 if TYPE_CHECKING:
     from pagedrun.hub import LocatedModel
-    from pagedrun.server.serving import ServeSettings
-    from pagedrun.service import Service
+    from pagedrun.server.serving import Loaded, ServeSettings
 
 #: PAGE on the keys of a telephone. Nothing else is known to use it, so it can stand beside other servers.
 PORT = 7243
+#: Models that --any-installed lets be loaded beside those that are named, as far as swap_space is divided.
+_MORE = 2
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -126,42 +125,72 @@ class ServingEngineOptions(EngineOptions):
 
 @with_options
 def serve(
-    model: ModelArgument = None,
+    models: ModelsArgument = None,
     *,
-    named: ModelOptions,
+    named: ServedModelOptions,
     server: ServerOptions,
     template: TemplateOptions,
     engine: ServingEngineOptions,
 ) -> None:
-    """Serve a model to programs that speak OpenAI's API, at http://127.0.0.1:7243/v1.
+    """Serve models to programs that speak OpenAI's API, at http://127.0.0.1:7243/v1.
 
-    Without MODEL: the one used last, or the small one that comes with pagedrun. /docs lists what can be asked. Ctrl-C
-    or SIGTERM stops it: running answers may end first, a second Ctrl-C ends them; then conversations are saved, which
-    a further one skips. Requests are not logged; -v shows
-    their paths, status and time, but neither prompts nor answers.
+    Without MODEL: the one used last, or the small one that comes with pagedrun. The first of several is loaded at once,
+    others when somebody asks for them; where memory is short those leave that nobody uses, the one used longest ago
+    first. gpu_memory, swap_space and cache_disk are for all of them together. /docs lists what can be asked. Ctrl-C or
+    SIGTERM stops it: running answers may end first, a second Ctrl-C ends them; then conversations are saved, which a
+    further one skips. Requests are not logged; -v shows their paths, status and time, but neither prompts nor answers.
+    A model for embeddings is served at /v1/embeddings. A browser finds a page to chat with at /.
 
     Exit codes: 0 stopped, 1 it could not start, 2 wrong usage.
     """
-    if model is not None and named.model_option is not None:
-        raise UsageError("MODEL and --model name the same thing: give one of them")
     from pagedrun.config import n_bytes
 
+    names = [*(models or ()), *(named.model_option or ())]
+    if len(names) > 1 and (server.name or template.chat_template):
+        option = "--served-model-name" if server.name else "--chat-template"
+        raise UsageError(f"{option} is for one model, and {len(names)} are named")
+    keep_s = named.keep_s(len(names))
     keys, max_body = server.keys(), n_bytes(server.max_body, "--max-body")
     _check_origins(server.cors or ())
     settings = engine.settings()  # what is wrong there is said before anything is loaded
+    template_text = template.template_text()
+    from pagedrun.cli.sources import InstalledModels, Loader, LocalSource, check_names
     from pagedrun.server import run
-    from pagedrun.server.serving import Serving
+    from pagedrun.server.models import Models
+    from pagedrun.sharing import SharedMemory
 
     sock = run.bind(server.host, server.port)
     try:
-        located = generate.find_model(model if model is not None else named.model_option, pull=named.pull)
-        with generate.open_model(located, engine, template) as service:
-            how = _how(server, template, located, keys, max_body)
-            _greet(service, how, server.host)
+
+        def how(located: LocatedModel) -> ServeSettings:
+            return _how(server, template, located, keys, max_body)
+
+        found = {
+            located.path: located
+            for name in names or [None]
+            for located in [generate.find_model(name, pull=named.pull, any_task=True)]
+        }
+        memory = SharedMemory(settings, len(found) + (_MORE if named.any_installed else 0))
+        loader = Loader(memory, engine, template, template_text)
+        sources = [LocalSource(located, how(located), loader) for located in found.values()]
+        check_names(sources)
+        first = sources[0].load((), lambda: False)
+        serving = Models(
+            first.settings,
+            [first],
+            sources,
+            installed=InstalledModels(how, loader) if named.any_installed else None,
+            keep_s=keep_s,
+            say=console.note,
+        )
+        try:
+            _greet(first, server.host)
             _log()
             listening = f"listening on {run.address_of(sock)}/v1 (Ctrl-C stops)"
-            run.serve(Serving(service, how, settings), sock, lambda: console.note(listening), console.note)
-            console.note("stopped")
+            run.serve(serving, sock, lambda: console.note(listening), console.note)
+        finally:
+            serving.close()
+        console.note("stopped")
     finally:
         sock.close()
 
@@ -194,12 +223,9 @@ def _name(located: LocatedModel) -> str:
     return Path(located.name).stem if located.name == str(located.path) else located.name
 
 
-def _greet(service: Service, how: ServeSettings, host: str) -> None:
-    limits = service.limits
-    window = f"{count(limits.max_seq_len, 'token')}"
-    note = console.note
-    note(f"{how.names[0]} · context {window} · {count(limits.max_num_seqs, 'answer')} at once · {service.model.device}")
-    if host not in _LOOPBACK and not how.keys:
+def _greet(loaded: Loaded, host: str) -> None:
+    console.note(f"{loaded.name} · {loaded.summary} · {loaded.service.model.device}")
+    if host not in _LOOPBACK and not loaded.settings.keys:
         console.warn(f"whoever reaches {host} may ask: there is no API key (--api-key-file)")
 
 

@@ -7,7 +7,7 @@ groups    what a tensor is for, by its name
 reader    the header of one file: metadata and tensors
 kv        what a conversation takes beside the weights
 facts     all of a model, in one object
-purpose   whether it is a model that generates text
+purpose   whether it is a model that generates text, or one for embeddings
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from pagedrun.gguf_file.check import check_file, split_parts
 from pagedrun.gguf_file.facts import GroupFacts, ModelFacts, read_facts
 from pagedrun.gguf_file.kv import KvFacts
-from pagedrun.gguf_file.purpose import why_no_text
+from pagedrun.gguf_file.purpose import is_embedding, why_no_text
 from pagedrun.gguf_file.reader import Header, Stored, Tensor, read_header
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Stored",
     "Tensor",
     "check_file",
+    "is_embedding",
     "read_facts",
     "read_header",
     "split_parts",

@@ -29,6 +29,17 @@ _ARCHITECTURES = {
 }
 
 
+def is_embedding(facts: ModelFacts) -> bool:
+    """Whether it is a model for embeddings, or a reranker."""
+    return why_no_text(facts) == _EMBEDDING
+
+
+def looks_both_ways(facts: ModelFacts) -> bool:
+    """Whether each token of an embedding model sees those behind it too."""
+    arch = facts.architecture
+    return arch in _ARCHITECTURES or facts.header.metadata.get(f"{arch}.attention.causal") is False
+
+
 def why_no_text(facts: ModelFacts) -> str | None:
     """What the file is ("a model for embeddings"), where that is nothing that generates text here; None for a model."""
     if facts.kind in NO_MODELS:

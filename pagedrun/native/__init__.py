@@ -6,6 +6,7 @@
     context   the KV cache and llama_decode, over one reusable batch
     sampler   llama.cpp's sampler chain for one request
     runner    context + samplers behind the engine's `Runner` protocol
+    embedder  a model for embeddings
 
 Import these modules directly; this package imports nothing, so that `pagedrun --help` stays quick.
 """

@@ -89,6 +89,10 @@ class Batch:
         self.struct.n_tokens = begin
         return outputs
 
+    def want_all(self) -> None:
+        """Want what is computed for every token, as embeddings do."""
+        self._logits[: self.struct.n_tokens] = 1
+
 
 class NativeContext:
     """Owns a `llama_context`. Used by one thread at a time; free it with `close` before its model."""
@@ -110,9 +114,10 @@ class NativeContext:
             self._llama.llama_free(self.pointer)
             self.pointer = None
 
-    def decode(self) -> None:
-        """Compute the batch and wait for it. Raises EngineError."""
-        code = self._llama.llama_decode(self.pointer, self.batch.struct)
+    def decode(self, *, encode: bool = False) -> None:
+        """Compute the batch, with the model's encoder if so, and wait for it. Raises EngineError."""
+        compute = self._llama.llama_encode if encode else self._llama.llama_decode
+        code = compute(self.pointer, self.batch.struct)
         if code != 0:
             raise EngineError(_DECODE_ERRORS.get(code, f"llama_decode failed with code {code}"))
         self._llama.llama_synchronize(self.pointer)

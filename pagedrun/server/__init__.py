@@ -1,12 +1,16 @@
-"""The OpenAI-compatible server: HTTP in the event loop, answers from the engine's thread.
+"""The OpenAI-compatible server: HTTP in the event loop, answers from the engines' threads.
 
 fields, chat_fields   bodies: what may be asked, and how what is wrong is said (errors, body)
 asking                from an `Ask`, whatever API it came through, to the engine's requests
 answers, gate         events of the engine in the event loop; how many may wait
 http                  one request from its body to its last event; ends when the client leaves
+thinking              whether the model can think, where a request asks it to
 chat, completions     OpenAI's objects and chunks (replies: what they share)
+embeddings            vectors of texts
 messages              Anthropic's, with messages_fields
 responses             OpenAI's newer API, with responses_fields and responses_store
+serving               one loaded model
+models, served, mover which one a request means; loading, and giving memory back
 tools, metrics, docs  tokens, health, figures, a look inside, /docs
 guard, app, run       keys and origins, routes, listening and stopping
 

@@ -14,33 +14,36 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from pagedrun import __version__
 from pagedrun.errors import PagedrunError
-from pagedrun.server import chat, completions, messages, messages_fields, responses_fields, tools
+from pagedrun.server import chat, completions, embeddings, listing, messages, messages_fields, responses_fields, tools
 from pagedrun.server.body import Gone, read_json
 from pagedrun.server.chat_fields import REFUSED, ChatRequest
 from pagedrun.server.completions import CompletionPresenter, CompletionRequest
 from pagedrun.server.docs import SCHEMAS, page, request_body
+from pagedrun.server.embeddings import EmbeddingRequest
 from pagedrun.server.errors import ApiError, of_ours
 from pagedrun.server.fields import validated
 from pagedrun.server.guard import Guard, body_for
-from pagedrun.server.http import Answering, gone
+from pagedrun.server.http import Answering, Begun, gone, unless_gone
 from pagedrun.server.messages_fields import CountRequest, MessagesRequest
+from pagedrun.server.models import Models
 from pagedrun.server.responses import ResponsesPresenter
 from pagedrun.server.responses_fields import ResponsesRequest
 from pagedrun.server.responses_items import ListQuery, items_of, page_of
-from pagedrun.server.serving import Serving
+from pagedrun.server.serving import Loaded, Serving, generating
 from pagedrun.server.web import add_page
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(serving: Serving) -> FastAPI:
-    """The application over a loaded model."""
+def make_app(models: Models) -> FastAPI:
+    """The application over a server's models."""
     app = FastAPI(title="pagedrun", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    _add_answers(app, serving)
-    _add_messages(app, serving)
-    _add_responses(app, serving)
-    _add_tools(app, serving)
-    _add_views(app, serving)
+    _add_answers(app, models)
+    _add_embeddings(app, models)
+    _add_messages(app, models)
+    _add_responses(app, models)
+    _add_tools(app, models)
+    _add_views(app, models)
     _add_docs(app)
     add_page(app)
     app.add_exception_handler(ApiError, _api_error)
@@ -48,11 +51,11 @@ def make_app(serving: Serving) -> FastAPI:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Gone, gone)
     paths = frozenset(path for route in app.routes if (path := getattr(route, "path", None)))
-    app.add_middleware(Guard, serving=serving, paths=paths)
-    if serving.settings.cors:
+    app.add_middleware(Guard, models=models, paths=paths)
+    if models.settings.cors:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=list(serving.settings.cors),
+            allow_origins=list(models.settings.cors),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["Retry-After"],
@@ -60,60 +63,78 @@ def make_app(serving: Serving) -> FastAPI:
     return app
 
 
-def _add_answers(app: FastAPI, serving: Serving) -> None:
+def _add_answers(app: FastAPI, models: Models) -> None:
     async def chat_completions(request: Request) -> Response:
         """Answer a chat, as a whole or as a stream of events."""
-        asked = validated(ChatRequest, await read_json(request, serving.settings.max_body, serving.prepare), REFUSED)
-        serving.check_model(asked.model)
-        stream = asked.streams()
-        presenter = chat.ChatPresenter(serving, wants_usage=asked.wants_usage(), wants_logprobs=bool(asked.logprobs))
-        return Answering(serving, partial(chat.task_of, serving, asked), presenter, stream=stream)
+        asked = validated(ChatRequest, await read_json(request, models.settings.max_body, models.prepare), REFUSED)
+        wants = {"wants_usage": asked.wants_usage(), "wants_logprobs": bool(asked.logprobs)}
+
+        def begin(serving: Serving) -> Begun:
+            return partial(chat.task_of, serving, asked), chat.ChatPresenter(serving, **wants)
+
+        return Answering(models, asked.model, begin, stream=asked.streams())
 
     async def complete(request: Request) -> Response:
         """Go on from a prompt, without a chat template."""
-        data = await read_json(request, serving.settings.max_body, serving.prepare)
+        data = await read_json(request, models.settings.max_body, models.prepare)
         asked = validated(CompletionRequest, data, completions.REFUSED)
-        serving.check_model(asked.model)
-        stream = asked.streams()
-        presenter = CompletionPresenter(
-            serving, wants_usage=asked.wants_usage(), wants_logprobs=asked.logprobs is not None
-        )
-        return Answering(serving, partial(completions.task_of, serving, asked), presenter, stream=stream)
+        wants = {"wants_usage": asked.wants_usage(), "wants_logprobs": asked.logprobs is not None}
+
+        def begin(serving: Serving) -> Begun:
+            return partial(completions.task_of, serving, asked), CompletionPresenter(serving, **wants)
+
+        return Answering(models, asked.model, begin, stream=asked.streams())
 
     _post(app, "/v1/chat/completions", chat_completions, ChatRequest)
     _post(app, "/v1/completions", complete, CompletionRequest)
 
 
-def _add_messages(app: FastAPI, serving: Serving) -> None:
+def _add_embeddings(app: FastAPI, models: Models) -> None:
+    async def create_embeddings(request: Request) -> Response:
+        """Make a vector of each text."""
+        asked = validated(EmbeddingRequest, await read_json(request, models.settings.max_body, models.prepare))
+        body = await unless_gone(request.receive, embeddings.answer(models, asked))
+        return Response(body, media_type="application/json")
+
+    _post(app, "/v1/embeddings", create_embeddings, EmbeddingRequest)
+
+
+def _add_messages(app: FastAPI, models: Models) -> None:
     async def create_message(request: Request) -> Response:
         """Answer a chat, as Anthropic's API does."""
-        data = await read_json(request, serving.settings.max_body, serving.prepare)
+        data = await read_json(request, models.settings.max_body, models.prepare)
         asked = validated(MessagesRequest, data, messages_fields.REFUSED)
-        serving.check_model(asked.model)
-        presenter = messages.MessagesPresenter(serving, tuple(asked.stop_sequences or ()))
-        return Answering(serving, partial(messages.task_of, serving, asked), presenter, stream=bool(asked.stream))
+
+        def begin(serving: Serving) -> Begun:
+            presenter = messages.MessagesPresenter(serving, tuple(asked.stop_sequences or ()))
+            return partial(messages.task_of, serving, asked), presenter
+
+        return Answering(models, asked.model, begin, stream=bool(asked.stream))
 
     async def count_tokens(request: Request) -> Response:
         """Count the tokens of a chat."""
-        data = await read_json(request, serving.settings.max_body, serving.prepare)
+        data = await read_json(request, models.settings.max_body, models.prepare)
         asked = validated(CountRequest, data, messages_fields.REFUSED)
-        serving.check_model(asked.model)
+        serving = generating(await models.serving(asked.model))
         return JSONResponse(await tools.aside(serving, partial(messages.count, serving, asked)))
 
     _post(app, "/v1/messages", create_message, MessagesRequest)
     _post(app, "/v1/messages/count_tokens", count_tokens, CountRequest)
 
 
-def _add_responses(app: FastAPI, serving: Serving) -> None:
-    kept = serving.responses
+def _add_responses(app: FastAPI, models: Models) -> None:
+    kept = models.responses
 
     async def create_response(request: Request) -> Response:
         """Answer a chat as items; `previous_response_id` goes on from an earlier one."""
-        data = await read_json(request, serving.settings.max_body, serving.prepare)
+        data = await read_json(request, models.settings.max_body, models.prepare)
         asked = validated(ResponsesRequest, data, responses_fields.REFUSED)
-        serving.check_model(asked.model)
-        presenter = ResponsesPresenter(serving, asked, data, kept)
-        return Answering(serving, presenter.task, presenter, stream=bool(asked.stream))
+
+        def begin(serving: Serving) -> Begun:
+            presenter = ResponsesPresenter(serving, asked, data, kept)
+            return presenter.task, presenter
+
+        return Answering(models, asked.model, begin, stream=bool(asked.stream))
 
     def get_response(response_id: str) -> Response:  # these read files: not in the event loop
         return JSONResponse(kept.get(response_id).response)
@@ -134,11 +155,11 @@ def _add_responses(app: FastAPI, serving: Serving) -> None:
     app.add_api_route(one, delete_response, methods=["DELETE"], description="Forget one.", response_model=None)
 
 
-def _add_tools(app: FastAPI, serving: Serving) -> None:
-    def endpoint(work: Callable[[Serving, dict[str, Any]], Awaitable[Response]]) -> Endpoint:
+def _add_tools(app: FastAPI, models: Models) -> None:
+    def endpoint(work: Callable[[Models, dict[str, Any]], Awaitable[Response]]) -> Endpoint:
         async def run(request: Request) -> Response:
-            data = await read_json(request, serving.settings.max_body, serving.prepare)
-            return await work(serving, data)
+            data = await read_json(request, models.settings.max_body, models.prepare)
+            return await work(models, data)
 
         run.__doc__ = work.__doc__
         run.__name__ = work.__name__
@@ -149,37 +170,67 @@ def _add_tools(app: FastAPI, serving: Serving) -> None:
     _post(app, "/apply-template", endpoint(tools.apply_template), ChatRequest)
 
 
-def _add_views(app: FastAPI, serving: Serving) -> None:
-    views = {
-        "/v1/models": tools.models,
+def _add_views(app: FastAPI, models: Models) -> None:
+    views: dict[str, Callable[[Models], dict[str, Any]]] = {
         "/health": tools.health,
         "/ready": tools.ready,
+    }
+    of_a_model: dict[str, Callable[[Loaded], dict[str, Any]]] = {
         "/v1/pagedrun/properties": tools.properties,
         "/v1/pagedrun/plan": tools.plan,
         "/v1/pagedrun/stats": tools.statistics,
     }
     for path, view in views.items():
-        _get(app, path, _view(serving, view), view.__doc__ or "")
+        _get(app, path, _view(models, view), view.__doc__ or "")
+    for path, look in of_a_model.items():
+        _get(app, path, _look(models, look), look.__doc__ or "")
 
-    async def memory() -> Response:
-        return JSONResponse(await tools.memory(serving))
+    async def all_models() -> Response:
+        return JSONResponse(await listing.listed(models))
+
+    async def memory(model: str | None = None) -> Response:
+        return JSONResponse(await tools.memory(models.peek(model)))
 
     async def one_model(model_id: str) -> Response:
-        return JSONResponse(tools.model(serving, model_id))
+        return JSONResponse(await listing.one(models, model_id))
+
+    async def move(request: Request, work: Callable[[Models, str | None], Awaitable[dict[str, Any]]]) -> Response:
+        data = await read_json(request, models.settings.max_body, models.prepare)
+        asked = validated(listing.ModelRequest, data)
+        return JSONResponse(await unless_gone(request.receive, work(models, asked.model)))
+
+    async def load_model(request: Request) -> Response:
+        """Load a model before somebody asks for it."""
+        return await move(request, listing.load)
+
+    async def unload_model(request: Request) -> Response:
+        """Save a model's conversations and give its memory back."""
+        return await move(request, listing.unload)
 
     async def metrics() -> Response:
-        return Response(serving.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(models.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    _get(app, "/v1/models", all_models, "All names that requests may use.")
+    _post(app, "/v1/pagedrun/models/load", load_model, listing.ModelRequest)
+    _post(app, "/v1/pagedrun/models/unload", unload_model, listing.ModelRequest)
     _get(app, "/v1/models/{model_id:path}", one_model, "One of the models.")
     _get(app, "/v1/pagedrun/memory", memory, tools.memory.__doc__ or "")
     _get(app, "/metrics", metrics, "Figures for Prometheus.")
 
 
-def _view(serving: Serving, view: Callable[[Serving], dict[str, Any]]) -> Callable[[], Awaitable[Response]]:
+def _view(models: Models, view: Callable[[Models], dict[str, Any]]) -> Callable[[], Awaitable[Response]]:
     async def run() -> Response:
-        return JSONResponse(view(serving))
+        return JSONResponse(view(models))
 
     run.__name__ = view.__name__
+    return run
+
+
+def _look(models: Models, look: Callable[[Loaded], dict[str, Any]]) -> Callable[..., Awaitable[Response]]:
+    async def run(model: str | None = None) -> Response:
+        return JSONResponse(look(models.peek(model)))
+
+    run.__name__ = look.__name__
     return run
 
 

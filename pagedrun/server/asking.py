@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +12,7 @@ from pagedrun.sampling import SamplingParams
 from pagedrun.server.answers import Task
 from pagedrun.server.errors import invalid, unsupported
 from pagedrun.server.serving import Serving
+from pagedrun.server.thinking import NAMES, Names, check_can_think, knows_effort
 
 #: Tokens of thinking by effort, for models whose template has no such word of its own.
 BUDGETS: dict[str, int | None] = {"minimal": 512, "low": 1024, "medium": 8192, "high": None, "xhigh": None}
@@ -24,7 +24,8 @@ _SEEDS = 2**32 - 1
 class Ask:
     """A chat to be answered, whatever API it came through.
 
-    effort, budget: how much thinking, as a word or in tokens. kwargs: further variables of the template.
+    effort, budget: how much thinking, as a word or in tokens. kwargs: further variables of the template. names: what
+    the fields for thinking are called in that API. priority: who has the lower one is served first.
     """
 
     messages: Sequence[Message]
@@ -37,6 +38,8 @@ class Ask:
     stop: tuple[str, ...] = ()
     n: int = 1
     logprobs: int | None = None
+    priority: int = 0
+    names: Names = NAMES
 
 
 def chat_task(serving: Serving, ask: Ask) -> Task:
@@ -54,6 +57,7 @@ def chat_task(serving: Serving, ask: Ask) -> Task:
         reasoning=rendered.reasoning,
         logprobs=ask.logprobs,
         preserved_tokens=tuple(rendered.preserved_tokens),
+        priority=ask.priority,
     )
     think = _options(serving, ask).think
     request = replace(request, sampling=recommended(serving, ask.sampling, think))
@@ -77,27 +81,17 @@ def _options(serving: Serving, ask: Ask) -> ChatOptions:
         think = kwargs.pop("enable_thinking")
         if not isinstance(think, bool):
             raise invalid("'chat_template_kwargs.enable_thinking' must be true or false", "chat_template_kwargs")
+    check_can_think(serving, ask)
     budget = ask.budget
     if ask.effort == "none":
         think = False
     elif ask.effort is not None:
-        check_thinks(serving, "reasoning_effort")
-        if _knows_effort(serving):
+        if knows_effort(serving):
             kwargs.setdefault("reasoning_effort", ask.effort)
         else:
             think = True if think is None else think
             budget = BUDGETS[ask.effort] if budget is None else budget
     return replace(_schema_or_tools(ask.options), think=think, template_kwargs=kwargs, reasoning_budget=budget)
-
-
-def check_thinks(serving: Serving, field: str) -> None:
-    """Raise ApiError, which names the field that asks for it, for a model that does not think."""
-    if not (serving.service.templates.supports_thinking or _knows_effort(serving)):
-        raise unsupported(field, "is not supported: the model does not think before it answers")
-
-
-def _knows_effort(serving: Serving) -> bool:
-    return re.search(r"\breasoning_effort\b", serving.service.templates.source) is not None
 
 
 def _schema_or_tools(options: ChatOptions) -> ChatOptions:

@@ -13,6 +13,7 @@ from pagedrun.server.chat_fields import Allowed, ChatRequest, NamedTool, Tool, m
 from pagedrun.server.errors import invalid
 from pagedrun.server.replies import DONE, Presenter, sse, timings_of, token_logprob, usage_of
 from pagedrun.server.serving import FINGERPRINT, Serving
+from pagedrun.server.thinking import NAMES
 
 
 def ask_of(asked: ChatRequest) -> Ask:
@@ -45,6 +46,8 @@ def ask_of(asked: ChatRequest) -> Ask:
         stop=asked.stops(),
         n=asked.n or 1,
         logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+        priority=asked.priority or 0,
+        names=NAMES if asked.enable_thinking is None else NAMES._replace(switch="enable_thinking"),
     )
 
 

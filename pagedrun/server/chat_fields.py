@@ -202,6 +202,7 @@ class ChatRequest(Shared):
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    enable_thinking: bool | None = None
     thinking_budget_tokens: int | None = Field(None, ge=0, lt=2**31)
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
@@ -210,10 +211,14 @@ class ChatRequest(Shared):
 
 
 def template_kwargs(asked: ChatRequest) -> dict[str, Any]:
-    """Variables for the template. Raises ApiError for one that the server sets."""
-    kwargs = asked.chat_template_kwargs or {}
+    """Variables for the template, with `enable_thinking`. Raises ApiError for one that the server sets."""
+    kwargs = dict(asked.chat_template_kwargs or {})
     for name in sorted(_SET_BY_SERVER & kwargs.keys()):
         raise invalid(f"'chat_template_kwargs.{name}' is set by the server", f"chat_template_kwargs.{name}")
+    if asked.enable_thinking is not None and kwargs.setdefault("enable_thinking", asked.enable_thinking) is not (
+        asked.enable_thinking
+    ):
+        raise invalid("'enable_thinking' and 'chat_template_kwargs.enable_thinking' differ", "enable_thinking")
     return kwargs
 
 

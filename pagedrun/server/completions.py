@@ -14,7 +14,7 @@ from pagedrun.server.chat_fields import ResponseFormat
 from pagedrun.server.errors import invalid
 from pagedrun.server.fields import TAG, Shared
 from pagedrun.server.replies import DONE, Presenter, sse, timings_of, usage_of
-from pagedrun.server.serving import FINGERPRINT, Serving
+from pagedrun.server.serving import FINGERPRINT, Loaded, Serving
 
 REFUSED = {"suffix": "is not supported: nothing can be filled in between"}
 
@@ -70,6 +70,7 @@ def task_of(serving: Serving, asked: CompletionRequest) -> Task:
             stop=asked.stops(),
             grammar=grammar,
             logprobs=asked.logprobs,
+            priority=asked.priority or 0,
         )
         requests += copies(request, n)
         echoed += [_text(serving, prompt) if asked.echo else ""] * n
@@ -89,7 +90,7 @@ def _tokens(serving: Serving, prompt: str | list[int]) -> tuple[int, ...]:
     return tuple(prompt)
 
 
-def check_tokens(serving: Serving, tokens: Sequence[int], param: str) -> None:
+def check_tokens(serving: Loaded, tokens: Sequence[int], param: str) -> None:
     """Raise ApiError for ids that the model does not have."""
     n_vocab = serving.service.vocab.n_tokens
     if min(tokens, default=0) < 0 or max(tokens, default=0) >= n_vocab:
@@ -100,7 +101,7 @@ def _text(serving: Serving, prompt: str | list[int]) -> str:
     return prompt if isinstance(prompt, str) else text_of(serving, prompt)
 
 
-def text_of(serving: Serving, tokens: Sequence[int]) -> str:
+def text_of(serving: Loaded, tokens: Sequence[int]) -> str:
     """The text of tokens, special ones too."""
     vocab = serving.service.vocab
     return b"".join(vocab.piece(token, special=True) for token in tokens).decode("utf-8", "replace")

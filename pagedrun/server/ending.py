@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from pagedrun.service import Service
+from pagedrun.server.serving import Loaded, Serving
 from pagedrun.units import count
 
 _QUIET_S = 1.0  # a save that takes no longer needs no word
@@ -13,10 +13,11 @@ _LOOK_S = 0.05
 
 
 class Ending:
-    """Closes services. told: gets a line for people. For the event loop."""
+    """Closes what has conversations. told: gets a line for people. For the event loop."""
 
-    def __init__(self, services: Sequence[Service], saving_s: float, told: Callable[[str], None]) -> None:
-        self._services = services
+    def __init__(self, loaded: Sequence[Loaded], saving_s: float, told: Callable[[str], None]) -> None:
+        self._all = [one for one in loaded if isinstance(one, Serving)]
+        self._services = [one.service for one in self._all]
         self._saving_s = saving_s
         self._told = told
         self._skipped = False
@@ -36,8 +37,9 @@ class Ending:
         """Until all are closed. Their models are freed then."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        for service in self._services:
-            service.end(self._saving_s)
+        for one in self._all:
+            one.prepare.shutdown(cancel_futures=True)  # nobody reads the vocabulary any more
+            one.service.end(self._saving_s)
         quiet, left = True, 0
         while any(service.alive for service in self._services):
             await asyncio.sleep(_LOOK_S)

@@ -58,6 +58,10 @@ Stop = Annotated[
 ]
 
 
+#: Who has the lower one is served first, as in vLLM; 0 where a request has none. Among equals who came first.
+Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+
+
 class StreamOptions(Strict):
     """What a stream has beside the answer."""
 
@@ -117,6 +121,7 @@ class Shared(SamplingFields):
     stop: Stop | None = None
     max_tokens: int | None = Field(None, ge=1, lt=2**31)
     grammar: str | None = Field(None, min_length=1, max_length=1 << 20)
+    priority: Priority | None = None
 
     def stops(self) -> tuple[str, ...]:
         """Stop strings. Raises ApiError for an empty one."""

@@ -19,7 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagedrun.server import messages, web
 from pagedrun.server.errors import ApiError
-from pagedrun.server.serving import Serving
+from pagedrun.server.models import Models
+from pagedrun.server.replies import sse
 
 log = logging.getLogger("pagedrun.server")
 
@@ -30,11 +31,12 @@ OPEN = frozenset({"/health", "/ready", "/docs", "/openapi.json"}) | web.paths()
 class Guard:
     """ASGI middleware. paths: those that metrics may name."""
 
-    def __init__(self, app: ASGIApp, serving: Serving, paths: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, models: Models, paths: frozenset[str]) -> None:
         self._app = app
-        self._serving = serving
+        self._models = models
+        self._settings = models.settings
         self._paths = paths
-        self._keys = [_digest(key) for key in serving.settings.keys]
+        self._keys = [_digest(key) for key in models.settings.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer 401 or 403."""
@@ -55,7 +57,8 @@ class Guard:
                 body = body_for(scope["path"], refused)
                 await JSONResponse(body, refused.status, refused.headers)(scope, receive, sending)
             else:
-                await self._app(scope, receive, sending)
+                with self._models.request():
+                    await self._app(scope, receive, sending)
         except Exception:
             log.exception("a request failed")
             if status != 499:  # the response has begun: it can only be cut off
@@ -64,13 +67,13 @@ class Guard:
             await JSONResponse(body_for(scope["path"], failed), failed.status)(scope, receive, sending)
         finally:
             path = scope["path"] if scope["path"] in self._paths else "other"
-            self._serving.metrics.requests.labels(path, str(status)).inc()
+            self._models.metrics.requests.labels(path, str(status)).inc()
             log.info("%s %s %d %.3fs", scope["method"], path, status, time.perf_counter() - began)
 
     def _refused(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
         host = _host(headers.get("host", ""))
-        if self._serving.settings.hosts and host not in self._serving.settings.hosts and not _is_loopback(host):
+        if self._settings.hosts and host not in self._settings.hosts and not _is_loopback(host):
             return ApiError(403, f"this server is not called '{host[:100]}' (--allowed-host)", code="host_not_allowed")
         origin = headers.get("origin")
         if origin is not None and not self._may_ask(origin, headers.get("host", "")):
@@ -81,7 +84,7 @@ class Guard:
         return None
 
     def _may_ask(self, origin: str, host: str) -> bool:
-        allowed = self._serving.settings.cors
+        allowed = self._settings.cors
         return "*" in allowed or origin in allowed or origin.partition("://")[2] == host
 
     def _knows_key(self, headers: Headers) -> bool:
@@ -98,6 +101,16 @@ class Guard:
 def body_for(path: str, error: ApiError) -> dict[str, Any]:
     """The error in the shape of the API that a path belongs to."""
     return messages.error_body(error) if path.startswith("/v1/messages") else error.body
+
+
+def event_for(path: str, error: ApiError) -> bytes:
+    """The last event of a stream that has not begun its answer, in the shape of the API that a path belongs to."""
+    if path.startswith("/v1/messages"):
+        return sse(messages.error_body(error), "error")
+    if path.startswith("/v1/responses"):
+        told = {"code": error.code or "server_error", "message": error.message, "param": error.param}
+        return sse({"type": "error", "sequence_number": 0, **told}, "error")
+    return sse(error.body)
 
 
 def _digest(key: str) -> bytes:

@@ -1,6 +1,6 @@
 """One request, from its body to the end of its answer, whatever API it belongs to.
 
-read ──> prepare (beside the loop) ──> submit ──> the first piece ──> a response, or a stream of events
+read ──> load the model ──> prepare (beside the loop) ──> submit ──> the first piece ──> a response, or its events
 
 A client that leaves ends it at any of these, and what the engine computes for it, within one step.
 """
@@ -20,8 +20,10 @@ from pagedrun.errors import PagedrunError
 from pagedrun.server.answers import Answers, Piece, Task
 from pagedrun.server.body import Gone
 from pagedrun.server.errors import ApiError, of_ours
+from pagedrun.server.guard import body_for, event_for
+from pagedrun.server.models import Models
 from pagedrun.server.replies import Presenter
-from pagedrun.server.serving import Serving
+from pagedrun.server.serving import Serving, generating
 
 T = TypeVar("T")
 
@@ -33,15 +35,20 @@ _HEADERS = [
 ]
 
 
-class Answering(Response):
-    """The response to a request for text. prepare: makes the task, on the preparing thread."""
+#: What makes a request's task, on the preparing thread, and what presents its answers.
+Begun = tuple[Callable[[], Task], Presenter]
 
-    def __init__(self, serving: Serving, prepare: Callable[[], Task], presenter: Presenter, *, stream: bool) -> None:
+
+class Answering(Response):
+    """The response to a request for text of the model of that name. begin: is called when it is loaded."""
+
+    def __init__(self, models: Models, name: str | None, begin: Callable[[Serving], Begun], *, stream: bool) -> None:
         super().__init__()
-        self._serving = serving
-        self._prepare = prepare
-        self._presenter = presenter
+        self._models = models
+        self._name = name
+        self._begin = begin
         self._stream = stream
+        self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; errors too."""
@@ -49,34 +56,55 @@ class Answering(Response):
             await unless_gone(receive, self._answer(scope, receive, send))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        serving, presenter = self._serving, self._presenter
-        started = False
+        presenter: Presenter | None = None
         try:
+            serving = await self._loaded(send)
             serving.gate.check()
-            task = await asyncio.get_running_loop().run_in_executor(serving.prepare, self._prepare)
+            prepare, presenter = self._begin(serving)
+            task = await asyncio.get_running_loop().run_in_executor(serving.prepare, prepare)
             async with Answers(serving, task) as answers:
                 if not self._stream:
                     while not answers.ended:
-                        await answers.more(serving.settings.keep_alive_s)
+                        await answers.more(self._keep_alive_s)
                     await JSONResponse(presenter.whole(answers))(scope, receive, send)
                     return
                 # What goes wrong at once is an error like any other; after a while the client has to hear something.
-                pieces = await answers.more(serving.settings.keep_alive_s)
-                started = True
-                await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-                async for data in self._events(answers, pieces):
+                pieces = await answers.more(self._keep_alive_s)
+                await self._start(send)
+                async for data in self._events(answers, presenter, pieces):
                     await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (ApiError, PagedrunError) as e:
             error = e if isinstance(e, ApiError) else of_ours(e)
-            if not started:
-                response = JSONResponse(presenter.error_body(error), error.status, error.headers)
-                await response(scope, receive, send)
+            if not self._started:
+                body = presenter.error_body(error) if presenter else body_for(scope["path"], error)
+                await JSONResponse(body, error.status, error.headers)(scope, receive, send)
                 return
-            await send({"type": "http.response.body", "body": presenter.failed(error), "more_body": False})
+            last = presenter.failed(error) if presenter else event_for(scope["path"], error)
+            await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _events(self, answers: Answers, pieces: list[Piece]) -> AsyncIterator[bytes]:
-        presenter = self._presenter
+    async def _loaded(self, send: Send) -> Serving:
+        """The model. A stream says that it lives while it waits for it."""
+        loading = asyncio.ensure_future(self._models.serving(self._name))
+        try:
+            while not (await asyncio.wait([loading], timeout=self._keep_alive_s))[0]:
+                if self._stream:
+                    await self._start(send)
+                    await send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
+        finally:
+            loading.cancel()
+        return generating(loading.result())
+
+    async def _start(self, send: Send) -> None:
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+
+    @property
+    def _keep_alive_s(self) -> float:
+        return self._models.settings.keep_alive_s
+
+    async def _events(self, answers: Answers, presenter: Presenter, pieces: list[Piece]) -> AsyncIterator[bytes]:
         if not pieces:
             yield _KEEP_ALIVE
         begun = False
@@ -100,7 +128,7 @@ class Answering(Response):
     async def _more(self, answers: Answers) -> list[Piece]:
         """The next pieces; none when a sign of life is due."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._serving.settings.keep_alive_s
+        until = loop.time() + self._keep_alive_s
         pieces: list[Piece] = []
         while not pieces and (left := until - loop.time()) > 0:
             pieces = await answers.more(left)  # text that a parser holds back makes no piece

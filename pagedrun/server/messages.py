@@ -9,7 +9,7 @@ from typing import Any
 
 from pagedrun.request import Finished, FinishReason
 from pagedrun.server.answers import Answers, Choice, Piece, Task
-from pagedrun.server.asking import chat_task, check_thinks, render
+from pagedrun.server.asking import chat_task, render
 from pagedrun.server.errors import ApiError
 from pagedrun.server.messages_fields import CountRequest, MessagesRequest, ask_of
 from pagedrun.server.replies import Presenter, sse, timings_of
@@ -33,8 +33,6 @@ def error_body(error: ApiError) -> dict[str, Any]:
 
 def task_of(serving: Serving, asked: MessagesRequest) -> Task:
     """The request of the engine. Raises ApiError, RequestError."""
-    if asked.thinking is not None and asked.thinking.type == "enabled":
-        check_thinks(serving, "thinking")
     return chat_task(serving, ask_of(asked))
 
 

@@ -11,6 +11,7 @@ from pagedrun.chat import ChatOptions, Message, ToolCall
 from pagedrun.server.asking import Ask
 from pagedrun.server.errors import invalid, unsupported
 from pagedrun.server.fields import TAG, SamplingFields, Strict
+from pagedrun.server.thinking import Names
 
 REFUSED = {
     "container": "is not supported: nothing is executed here",
@@ -18,6 +19,8 @@ REFUSED = {
     "mcp_servers": "is not supported: nothing is called from here",
     "inference_geo": "is not supported: the model runs here",
 }
+
+_NAMES = Names("thinking", "output_config.effort", "thinking.budget_tokens")
 
 
 class Block(Strict):
@@ -156,6 +159,7 @@ def ask_of(asked: CountRequest) -> Ask:
         budget=thinking.budget_tokens if thinking else None,
         max_tokens=whole.max_tokens if whole else None,
         stop=stop,
+        names=_NAMES,
     )
 
 

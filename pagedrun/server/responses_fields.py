@@ -11,7 +11,8 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 from pagedrun.chat import ChatOptions, Message, ToolCall
 from pagedrun.server.asking import Ask
 from pagedrun.server.errors import invalid, unsupported
-from pagedrun.server.fields import TAG, SamplingFields, StreamOptions, Strict, choice_tag
+from pagedrun.server.fields import TAG, Priority, SamplingFields, StreamOptions, Strict, choice_tag
+from pagedrun.server.thinking import NAMES
 
 REFUSED = {
     "conversation": "is not supported: send 'previous_response_id'",
@@ -143,6 +144,7 @@ class ResponsesRequest(Strict):
     background: Literal[False] | None = None
     include: list[str] | None = None
     max_tool_calls: int | None = Field(None, ge=1)
+    priority: Priority | None = None
 
 
 def ask_of(asked: ResponsesRequest, before: Sequence[Message]) -> Ask:
@@ -165,6 +167,8 @@ def ask_of(asked: ResponsesRequest, before: Sequence[Message]) -> Ask:
         effort=asked.reasoning.effort if asked.reasoning else None,
         max_tokens=asked.max_output_tokens,
         logprobs=asked.top_logprobs if wants_logprobs(asked) else None,
+        priority=asked.priority or 0,
+        names=NAMES._replace(effort="reasoning.effort"),
     )
 
 

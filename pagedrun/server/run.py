@@ -14,7 +14,7 @@ import uvicorn
 from pagedrun.errors import UsageError
 from pagedrun.server.app import make_app
 from pagedrun.server.ending import Ending
-from pagedrun.server.serving import Serving
+from pagedrun.server.models import Models
 
 _AFTER_GRACE_S = 5  # for the last events of cancelled answers
 _LOOK_S = 0.05
@@ -53,12 +53,12 @@ class Server(uvicorn.Server):
 
     def __init__(
         self,
-        serving: Serving,
+        models: Models,
         on_start: Callable[[], None] = lambda: None,
         told: Callable[[str], None] = lambda line: None,
     ) -> None:
         config = uvicorn.Config(
-            make_app(serving),
+            make_app(models),
             access_log=False,
             log_config=None,
             lifespan="off",
@@ -68,14 +68,15 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=_AFTER_GRACE_S,
         )
         super().__init__(config)
-        self._serving = serving
+        self._models = models
         self._on_start = on_start
-        self._ending = Ending([serving.service], serving.settings.saving_s, told)
-        self._saving = False
+        self._told = told
+        self._ending: Ending | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so."""
         await super().startup(sockets)
+        self._models.start()
         self._on_start()
 
     @contextlib.contextmanager
@@ -93,12 +94,12 @@ class Server(uvicorn.Server):
 
     def ask_to_stop(self) -> None:
         """Stop taking requests; the second time end what is waited for. For the event loop."""
-        if self._saving:
+        if self._ending is not None:
             self._ending.skip()
         elif self.should_exit:
-            self._serving.cancel_all()
+            self._models.cancel_all()
             self.force_exit = True
-        self._serving.stop()
+        self._models.stop()
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -106,25 +107,24 @@ class Server(uvicorn.Server):
 
         Until then it listens: who asks for more is told that the server stops.
         """
-        self._serving.stop()
+        self._models.stop()
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._serving.settings.grace_s, self._serving.cancel_all)
+        timer = loop.call_later(self._models.settings.grace_s, self._models.cancel_all)
         try:
-            while self._serving.open_answers and not self.force_exit:  # cancelled ones are none of them
+            while self._models.answering and not self.force_exit:  # cancelled ones are none of them
                 await asyncio.sleep(_LOOK_S)
             await super().shutdown(sockets)
         finally:
             timer.cancel()
-            self._serving.close()
-            self._saving = True
+            self._ending = Ending(self._models.loaded, self._models.settings.saving_s, self._told)
             await self._ending.wait()
 
 
 def serve(
-    serving: Serving, sock: socket.socket, on_start: Callable[[], None], told: Callable[[str], None] = lambda line: None
+    models: Models, sock: socket.socket, on_start: Callable[[], None], told: Callable[[str], None] = lambda line: None
 ) -> None:
     """Serve on a bound socket until a signal comes. Answers that run may end, conversations are saved; then it returns.
 
     told: gets a line for people when that takes a while.
     """
-    Server(serving, on_start, told).run(sockets=[sock])
+    Server(models, on_start, told).run(sockets=[sock])

@@ -1,4 +1,4 @@
-"""What a running server has: the model, its names, limits, and who is being answered."""
+"""What a server has of a loaded model: its names, limits, and who is being answered."""
 
 from __future__ import annotations
 
@@ -8,25 +8,36 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pagedrun import __version__
 from pagedrun.config import EngineConfig
 from pagedrun.server.errors import ApiError
 from pagedrun.server.gate import Gate
-from pagedrun.server.metrics import Metrics
-from pagedrun.server.responses_store import Responses
+from pagedrun.server.metrics import Metrics, ModelMetrics
 from pagedrun.service import Service
+from pagedrun.units import count
 
 if TYPE_CHECKING:
-    from pagedrun.server.answers import Answers
+    from pagedrun.engine import EngineStats
+    from pagedrun.memory import Holds
+    from pagedrun.model import ModelInfo
+    from pagedrun.plan import Plan
+    from pagedrun.step import RunnerLimits, Vocab
 
 FINGERPRINT = f"pagedrun-{__version__}"
 
 
+class Open(Protocol):
+    """Answers under way."""
+
+    def cancel(self) -> None:
+        """End what runs."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
-    """How to serve.
+    """How to serve; names, think and sampling_for are a model's, all else is the server's.
 
     names: what clients may call the model; the first is what it is called in answers. max_queue: answers that may wait
     for one of those that run. max_body: bytes of a request. keep_alive_s: the longest silence of a stream; grace_s: how
@@ -52,46 +63,81 @@ class ServeSettings:
     saving_s: float = 30.0
 
 
-@dataclass(eq=False)
-class Serving:
-    """One server. prepare: a thread for templates, tokens and large bodies, which would hold up the event loop.
+class AnyService(Protocol):
+    """A loaded model, whatever it is for."""
 
-    It is one thread because a template may be used by one at a time.
+    @property
+    def model(self) -> ModelInfo:
+        """Its facts."""
+
+    @property
+    def plan(self) -> Plan | None:
+        """What was to go where; None where llama.cpp decided."""
+
+    @property
+    def holds(self) -> Holds:
+        """What memory it has, or may take."""
+
+    @property
+    def limits(self) -> RunnerLimits:
+        """How many requests are computed together, and tokens of each."""
+
+    @property
+    def vocab(self) -> Vocab:
+        """Its vocabulary."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it takes requests."""
+
+    @property
+    def stats(self) -> EngineStats:
+        """Running totals."""
+
+    def close(self) -> None:
+        """Free it."""
+
+
+@dataclass(eq=False)
+class Loaded:
+    """One loaded model. prepare: a thread for templates and tokens, which would hold up the event loop.
+
+    It is one thread because a template may be used by one at a time. users: requests that have it, whether or not the
+    engine works for them.
     """
 
-    service: Service
+    service: AnyService
     settings: ServeSettings
     config: EngineConfig = field(default_factory=EngineConfig)
     started: float = field(default_factory=time.time)
-    open_answers: set[Answers] = field(default_factory=set)
+    open_answers: set[Open] = field(default_factory=set)
+    users: int = 0
 
     def __post_init__(self) -> None:
         self.gate = Gate(self.service.limits.max_num_seqs, self.settings.max_queue)
-        self.metrics = Metrics(self)
-        self.responses = Responses(self.settings.responses)
+        self.metrics: ModelMetrics = Metrics().of(self.name)
         self.prepare = ThreadPoolExecutor(1, thread_name_prefix="pagedrun-prepare")
-        self._sizes: dict[int, int] = {}
 
     @cached_property
     def name(self) -> str:
         """What the model is called in answers."""
         return self.settings.names[0]
 
-    def check_model(self, name: str | None) -> None:
-        """Raise ApiError for a model that is not served; no name is the one that is."""
-        if name is not None and name not in self.settings.names:
-            raise ApiError(
-                404,
-                f"The model '{name[:200]}' does not exist; this server has '{self.name}'.",
-                param="model",
-                code="model_not_found",
-            )
+    @property
+    def busy(self) -> bool:
+        """Whether somebody would miss it."""
+        return self.users > 0 or self.gate.inside > 0
 
-    def piece_size(self, token: int) -> int:
-        """Bytes of a token's text."""
-        if token not in self._sizes:
-            self._sizes[token] = len(self.service.vocab.piece(token, special=True))
-        return self._sizes[token]
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What there is to know of a model of its kind."""
+        return {}
+
+    @property
+    def summary(self) -> str:
+        """How much it takes at once, in a few words."""
+        limits = self.service.limits
+        return f"context {count(limits.max_seq_len, 'token')} · {count(limits.max_num_seqs, 'answer')} at once"
 
     def stop(self) -> None:
         """Take no more requests; what runs may go on until `cancel_all`."""
@@ -103,6 +149,41 @@ class Serving:
             answers.cancel()
 
     def close(self) -> None:
-        """After the last request. The service is the caller's to close; nobody reads its vocabulary any more then."""
-        self.prepare.shutdown(cancel_futures=True)
-        self.responses.close()
+        """Save what is to be saved and free the model, after the last request. Takes a while."""
+        self.prepare.shutdown(cancel_futures=True)  # first: nobody reads the vocabulary any more then
+        self.service.close()
+
+
+@dataclass(eq=False)
+class Serving(Loaded):
+    """A model that generates text."""
+
+    service: Service
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._sizes: dict[int, int] = {}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """How it chats."""
+        templates = self.service.templates
+        return {"supports_thinking": templates.supports_thinking, "chat_template": templates.source}
+
+    def piece_size(self, token: int) -> int:
+        """Bytes of a token's text."""
+        if token not in self._sizes:
+            self._sizes[token] = len(self.service.vocab.piece(token, special=True))
+        return self._sizes[token]
+
+
+def generating(served: Loaded) -> Serving:
+    """The model, for who wants text of it. Raises ApiError for one that generates none."""
+    if isinstance(served, Serving):
+        return served
+    raise ApiError(
+        400,
+        f"the model '{served.name}' is for embeddings: it does not generate text. Ask it at /v1/embeddings.",
+        param="model",
+        code="model_not_supported",
+    )

@@ -19,7 +19,8 @@ from pagedrun.server.chat_fields import REFUSED, ChatRequest
 from pagedrun.server.completions import check_tokens, text_of
 from pagedrun.server.errors import ApiError, not_ready
 from pagedrun.server.fields import Strict, validated
-from pagedrun.server.serving import Serving
+from pagedrun.server.models import Models
+from pagedrun.server.serving import Loaded, Serving, generating
 
 T = TypeVar("T")
 
@@ -43,15 +44,15 @@ class DetokenizeRequest(Strict):
     model: str | None = None
 
 
-async def aside(serving: Serving, work: Callable[[], T]) -> T:
+async def aside(serving: Loaded, work: Callable[[], T]) -> T:
     """Do something slow on the preparing thread."""
     return await asyncio.get_running_loop().run_in_executor(serving.prepare, work)
 
 
-async def tokenize(serving: Serving, data: dict[str, Any]) -> Response:
+async def tokenize(models: Models, data: dict[str, Any]) -> Response:
     """{"tokens": [...]}, with pieces {"id", "piece"} for each; a piece that is no text is a list of bytes."""
     asked = validated(TokenizeRequest, data)
-    serving.check_model(asked.model)
+    serving = await models.serving(asked.model)
     vocab = serving.service.vocab
 
     def work() -> list[int]:
@@ -70,65 +71,38 @@ def _piece(data: bytes) -> str | list[int]:
         return list(data)
 
 
-async def detokenize(serving: Serving, data: dict[str, Any]) -> Response:
+async def detokenize(models: Models, data: dict[str, Any]) -> Response:
     """{"content": text}"""
     asked = validated(DetokenizeRequest, data)
-    serving.check_model(asked.model)
+    serving = await models.serving(asked.model)
     check_tokens(serving, asked.tokens, "tokens")
     return JSONResponse({"content": await aside(serving, lambda: text_of(serving, asked.tokens))})
 
 
-async def apply_template(serving: Serving, data: dict[str, Any]) -> Response:
+async def apply_template(models: Models, data: dict[str, Any]) -> Response:
     """{"prompt": text} of a chat, with the fields of /v1/chat/completions."""
     asked = validated(ChatRequest, data, REFUSED)
-    serving.check_model(asked.model)
+    serving = generating(await models.serving(asked.model))
     rendered = await aside(serving, lambda: render(serving, ask_of(asked)))
     return JSONResponse({"prompt": rendered.prompt})
 
 
-def models(serving: Serving) -> dict[str, Any]:
-    """All names that requests may use."""
-    return {"object": "list", "data": [_model(serving, name) for name in serving.settings.names]}
-
-
-def model(serving: Serving, name: str) -> dict[str, Any]:
-    """One of them. Raises ApiError."""
-    serving.check_model(name)
-    return _model(serving, name)
-
-
-def _model(serving: Serving, name: str) -> dict[str, Any]:
-    info, limits = serving.service.model, serving.service.limits
-    return {
-        "id": name,
-        "object": "model",
-        "created": int(serving.started),
-        "owned_by": "pagedrun",
-        "max_model_len": limits.max_seq_len,
-        "meta": {
-            "n_ctx_train": info.n_ctx_train,
-            "n_params": info.n_params,
-            "n_vocab": info.n_vocab,
-            "size": info.size_bytes,
-        },
-    }
-
-
-def health(serving: Serving) -> dict[str, Any]:
+def health(models: Models) -> dict[str, Any]:
     """The process answers."""
     return {"status": "ok"}
 
 
-def ready(serving: Serving) -> dict[str, Any]:
-    """It would take a request. Raises ApiError when it stops, or the engine has."""
-    if serving.gate.stopping:
+def ready(models: Models) -> dict[str, Any]:
+    """It would take a request. Raises ApiError when it stops, or an engine has."""
+    if models.stopping:
         raise not_ready("the server is stopping")
-    if not serving.service.alive:
+    if not all(serving.service.alive for serving in models.loaded):
         raise not_ready("the engine has stopped")
-    return {"status": "ok", "running": serving.gate.running, "waiting": serving.gate.waiting}
+    found = models.readings()
+    return {"status": "ok", "running": sum(r.running for r in found), "waiting": sum(r.waiting for r in found)}
 
 
-def properties(serving: Serving) -> dict[str, Any]:
+def properties(serving: Loaded) -> dict[str, Any]:
     """The model, the limits, the settings in force."""
     service = serving.service
     info = asdict(service.model)
@@ -139,14 +113,13 @@ def properties(serving: Serving) -> dict[str, Any]:
         "limits": asdict(service.limits),
         "settings": asdict(serving.config),
         "max_queue": serving.settings.max_queue,
-        "supports_thinking": service.templates.supports_thinking,
-        "chat_template": service.templates.source,
+        **serving.facts,
         "started": serving.started,
         "uptime_s": time.time() - serving.started,
     }
 
 
-def plan(serving: Serving) -> dict[str, Any]:
+def plan(serving: Loaded) -> dict[str, Any]:
     """What goes where; without a GPU, what main memory is taken for. Raises ApiError where llama.cpp decided."""
     found = serving.service.plan
     if found is None and not serving.service.model.on_gpu:
@@ -157,7 +130,7 @@ def plan(serving: Serving) -> dict[str, Any]:
     return {**asdict(found), "fits": found.fits, "totals": totals}
 
 
-def _without_gpu(serving: Serving) -> dict[str, Any]:
+def _without_gpu(serving: Loaded) -> dict[str, Any]:
     """Bytes of main memory. What the KV cache has is not known before the first answer, nor where it has no pages."""
     model, kv = serving.service.model, serving.service.stats.kv
     found: dict[str, Any] = {"device": model.device, "weights_bytes": model.size_bytes, "kv_cache": None}
@@ -172,7 +145,7 @@ def _without_gpu(serving: Serving) -> dict[str, Any]:
     return found
 
 
-async def memory(serving: Serving) -> dict[str, Any]:
+async def memory(serving: Loaded) -> dict[str, Any]:
     """Pages by tier, as they are; null without pages."""
     loop, counted = asyncio.get_running_loop(), asyncio.Event()
 
@@ -180,7 +153,7 @@ async def memory(serving: Serving) -> dict[str, Any]:
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(counted.set)
 
-    if serving.service.alive:
+    if isinstance(serving, Serving) and serving.service.alive:
         serving.service.measure(done)
         with suppress(asyncio.TimeoutError):  # a long step: what was counted last
             await asyncio.wait_for(counted.wait(), _STEP_S)
@@ -188,7 +161,7 @@ async def memory(serving: Serving) -> dict[str, Any]:
     return {"kv_cache": None if stats.kv is None else {**asdict(stats.kv), "evictions": stats.kv.evictions}}
 
 
-def statistics(serving: Serving) -> dict[str, Any]:
+def statistics(serving: Loaded) -> dict[str, Any]:
     """Totals of the engine, and how much is being answered."""
     stats = serving.service.stats
     return {

@@ -11,18 +11,22 @@ const number = new Intl.NumberFormat("en");
 const at = (id) => document.getElementById(id);
 let before = null;
 let onGpu = true;
-let model = "";
+let model = null; // null: not loaded
+let lost = () => {};
 const rates = [];
 const drawn = new Map(); // tier: {canvas, used, room}
 
-/** Which model the figures are of. */
+/** Which model the figures are of; null: one that is not loaded. */
 export function watch(name, gpu) {
   model = name;
   onGpu = gpu;
   before = null;
+  if (name === null) showMemory(null);
 }
 
-export function start() {
+/** Look again and again. whenLost: called when the model is not loaded any more. */
+export function start(whenLost) {
+  lost = whenLost;
   setInterval(look, EVERY_MS);
   addEventListener("resize", redraw);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
@@ -30,17 +34,21 @@ export function start() {
 }
 
 export async function look() {
-  if (document.hidden || at("panel").inert) {
+  if (document.hidden || at("panel").inert || model === null) {
     before = null;
     return;
   }
-  const of = model ? `?model=${encodeURIComponent(model)}` : "";
+  const of = `?model=${encodeURIComponent(model)}`;
   try {
     const [speed, memory] = await Promise.all([get(`v1/pagedrun/stats${of}`), get(`v1/pagedrun/memory${of}`)]);
     showSpeed(speed);
     showMemory(memory.kv_cache);
-  } catch {
+  } catch (error) {
     before = null; // the next look may do
+    if (error.status === 404 && model !== null) {
+      watch(null, onGpu);
+      lost();
+    }
   }
 }
 
@@ -65,6 +73,7 @@ function showSpeed(now) {
 
 function showMemory(kv) {
   at("memory-none").hidden = kv !== null;
+  at("memory-none").textContent = model === null ? "The model is not loaded. It will be when you send something." : "The KV cache of this model has no pages.";
   at("memory-figures").hidden = kv === null;
   at("tiers").hidden = kv === null;
   if (kv === null) return;

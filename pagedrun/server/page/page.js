@@ -304,7 +304,8 @@ async function answer() {
     showList();
     showState();
     announce(said(message));
-    engine.look();
+    if (isLoaded()) engine.look();
+    else findModels();
   }
 }
 
@@ -332,6 +333,8 @@ function figures(usage, timings) {
   if (cached) found.push(`${number.format(cached)} of ${number.format(usage.prompt_tokens)} prompt tokens from the cache`);
   return found.join(" · ");
 }
+
+const waitsFor = () => (isLoaded() ? "Reading the prompt" : "Loading the model");
 
 function stop() {
   running?.controller.abort();
@@ -403,22 +406,28 @@ async function findModels() {
   models = new Map(found.data.map((one) => [one.id, one]));
   at("model").replaceChildren(...[...models.keys()].map((name) => new Option(name, name)));
   if (models.has(before)) at("model").value = before;
-  showContext();
   await choseModel();
 }
 
+const isLoaded = () => models.get(at("model").value)?.pagedrun?.loaded !== false;
+
 async function choseModel() {
   const name = at("model").value;
-  engine.watch(models.size > 1 ? name : "", true);
-  try {
-    const of = models.size > 1 ? `?model=${encodeURIComponent(name)}` : "";
-    const found = await get(`v1/pagedrun/properties${of}`);
-    thinks = found.supports_thinking;
-    engine.watch(models.size > 1 ? name : "", found.model.on_gpu ?? found.model.device !== "CPU");
-  } catch {
-    thinks = true; // the server says so if it does not
+  showContext();
+  thinks = true; // the server says so if it does not
+  if (!isLoaded()) {
+    engine.watch(null, true);
+    return;
   }
-  engine.look();
+  try {
+    const found = await get(`v1/pagedrun/properties?model=${encodeURIComponent(name)}`);
+    if (name !== at("model").value) return; // another one was chosen meanwhile
+    thinks = found.supports_thinking ?? false;
+    engine.watch(name, found.model.device !== "CPU");
+    engine.look();
+  } catch {
+    engine.watch(null, true);
+  }
 }
 
 function wire() {
@@ -465,7 +474,6 @@ function wire() {
   at("key-cancel").onclick = () => at("key").close();
   at("model").onchange = () => {
     store.settings.set({ ...store.settings.get(), model: at("model").value });
-    showContext();
     choseModel();
   };
   addEventListener("pagehide", () => running && store.save(running.conversation));
@@ -479,7 +487,7 @@ function wire() {
   });
 }
 
-Object.assign(hooks, { isLive: (message) => running?.message === message, edit, regenerate });
+Object.assign(hooks, { isLive: (message) => running?.message === message, edit, regenerate, waitsFor });
 wire();
 columns.start(engine.look);
 const last = sessionStorage.getItem("pagedrun.current");
@@ -489,4 +497,4 @@ openedAnother();
 grow();
 at("message").focus();
 findModels();
-engine.start();
+engine.start(findModels);

@@ -2,8 +2,8 @@
 
 import { make, show } from "./markdown.js";
 
-/** isLive(message): whether it is being written; edit(turn), regenerate(turn). */
-export const hooks = { isLive: () => false, edit() {}, regenerate() {} };
+/** isLive(message): whether it is being written; waitsFor(): what for; edit(turn), regenerate(turn). */
+export const hooks = { isLive: () => false, waitsFor: () => "", edit() {}, regenerate() {} };
 
 const at = (id) => document.getElementById(id);
 
@@ -40,7 +40,7 @@ export function fillAnswer(turn) {
   show(text, message.content, (code) => copyButton("Copy code", () => code));
   turn.querySelectorAll(":scope > .waiting, :scope > .tools, :scope > .note, :scope > .error").forEach((n) => n.remove());
   if (live) {
-    if (!message.content) turn.append(waiting(message.reasoning ? "" : "Reading the prompt"));
+    if (!message.content) turn.append(waiting(message.reasoning ? "" : hooks.waitsFor()));
     return;
   }
   if (message.note) turn.append(make("p", "note", message.note));

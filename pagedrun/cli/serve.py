@@ -74,14 +74,14 @@ class ServerOptions:
         float, _server("--grace", "How long answers may go on after Ctrl-C or SIGTERM.", "SECONDS", min=0)
     ] = 30.0
 
-    def keys(self) -> tuple[str, ...]:
-        """All keys, of options, file and environment. Raises UsageError."""
+    def keys(self, file_option: str = "--api-key-file") -> tuple[str, ...]:
+        """All keys, of options, file and environment. file_option: what named the file. Raises UsageError."""
         keys = list(self.api_key or ())
         if self.api_key_file is not None:
-            text = read_option_file(self.api_key_file, "--api-key-file")
+            text = read_option_file(self.api_key_file, file_option)
             found = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
             if not found:
-                raise UsageError(f"--api-key-file: {self.api_key_file} has no key")
+                raise UsageError(f"{file_option}: {self.api_key_file} has no key")
             keys += found
         if variable := os.environ.get("PAGEDRUN_API_KEY"):
             keys.append(variable.strip())
@@ -113,6 +113,7 @@ class ServingEngineOptions(EngineOptions):
 
 @with_options
 def serve(
+    ctx: typer.Context,
     model: ModelArgument = None,
     *,
     named: ModelOptions,
@@ -126,23 +127,32 @@ def serve(
     or SIGTERM stops it: running answers may end first, a second Ctrl-C ends them. Requests are not logged; -v shows
     their paths, status and time, but neither prompts nor answers. A model for embeddings is served at /v1/embeddings.
 
+    Options can be in the settings file too, in a table [serve], by their long names with _ for -.
+
     Exit codes: 0 stopped, 1 it could not start, 2 wrong usage.
     """
     if model is not None and named.model_option is not None:
         raise UsageError("MODEL and --model name the same thing: give one of them")
+    from pagedrun.cli.serve_file import ServeFile
     from pagedrun.config import n_bytes
 
-    keys, max_body = server.keys(), n_bytes(server.max_body, "--max-body")
-    _check_origins(server.cors or ())
+    file = ServeFile(engine.config, lambda name: _is_given(ctx, name))
+    server, template = file.fill(server), file.fill(template)
+    file.check()
+    wanted = model if model is not None else named.model_option
+    if wanted is None and file.models:
+        if len(file.models) > 1:
+            raise UsageError(f"{file.called('model')}: several models cannot be served yet")
+        wanted = file.models[0]
+    keys, max_body = server.keys(file.called("api_key_file")), n_bytes(server.max_body, file.called("max_body"))
+    _check_origins(server.cors or (), file.called("cors"))
     settings = engine.settings()  # what is wrong there is said before anything is loaded
     from pagedrun.server import run
     from pagedrun.server.models import Models
 
     sock = run.bind(server.host, server.port)
     try:
-        located = generate.find_model(
-            model if model is not None else named.model_option, pull=named.pull, any_task=True
-        )
+        located = generate.find_model(wanted, pull=named.pull, any_task=True)
         how = _how(server, template, located, keys, max_body)
         with _loaded(located, how, settings, engine, template) as loaded:
             _greet(loaded, server.host)
@@ -220,7 +230,13 @@ def _log() -> None:
         logging.getLogger("pagedrun.server").setLevel(logging.INFO)
 
 
-def _check_origins(origins: Sequence[str]) -> None:
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    """Whether the command line has an option."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _check_origins(origins: Sequence[str], option: str) -> None:
     for origin in origins:
         if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
-            raise UsageError(f"--cors {origin!r} is not an origin", hint="for example http://localhost:3000, or *")
+            raise UsageError(f"{option} {origin!r} is not an origin", hint="for example http://localhost:3000, or *")

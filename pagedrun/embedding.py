@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from pagedrun.engine import EngineStats
 from pagedrun.errors import ContextLengthError, EngineError, ParameterError, RequestError
+from pagedrun.memory import OVERHEAD_BYTES, Holds
 from pagedrun.model import ModelInfo
 from pagedrun.step import RunnerLimits, Vocab
 
@@ -74,7 +75,7 @@ class _Taken(NamedTuple):
 class EmbeddingService:
     """A model and its thread. A context manager; thread-safe.
 
-    plan: None, as llama.cpp decides what goes where.
+    plan: None, as llama.cpp decides what goes where. holds: what memory it has.
     """
 
     plan: None = None
@@ -82,6 +83,8 @@ class EmbeddingService:
     def __init__(self, reader: Reader) -> None:
         self.model, self.vocab, self.limits = reader.info, reader.vocab, reader.limits
         self.n_dims, self.pooling = reader.n_dims, reader.pooling
+        size = reader.info.size_bytes + OVERHEAD_BYTES
+        self.holds = Holds(vram=size) if reader.info.on_gpu else Holds(ram=size)
         self.stats = EngineStats()
         self._reader = reader
         self._jobs: deque[_Job] = deque()

@@ -16,7 +16,8 @@ from pagedrun.errors import ModelError, NotEnoughMemoryError, UsageError
 from pagedrun.gguf_file import KvFacts, ModelFacts, read_facts, why_no_text
 from pagedrun.kv import Budget, DiskSpace, PageManager, validate
 from pagedrun.lasting import identity_of, keeper_for
-from pagedrun.memory import FreeMemory, check_weights
+from pagedrun.memory import OVERHEAD_BYTES, FreeMemory, Holds, check_weights
+from pagedrun.model import ModelInfo
 from pagedrun.native.door import Door
 from pagedrun.native.library import Library, load
 from pagedrun.native.model import NativeModel, OnBytes
@@ -24,12 +25,13 @@ from pagedrun.native.paging import Room
 from pagedrun.native.placement import Placement
 from pagedrun.native.runner import NativeRunner
 from pagedrun.native.vram import free_vram_of
-from pagedrun.opening import Opening
+from pagedrun.opening import Opened, Opening
 from pagedrun.paths import spill_dir
 from pagedrun.plan import Plan, rules, shape_of, text
 from pagedrun.planning import machine_facts, plan_model
 from pagedrun.rope import yarn_of
 from pagedrun.service import Service
+from pagedrun.sharing import Share
 from pagedrun.slots import PagedSettings, PagedSlots
 from pagedrun.slots.pressure import Pressure
 from pagedrun.spilling import measure_bus, spill_settings
@@ -42,7 +44,7 @@ _STALL_GPU, _STALL_CPU = 100, 250
 
 def load_service(
     path: Path,
-    config: EngineConfig,
+    config: EngineConfig | Share,
     *,
     sampling_defaults: Mapping[str, Any] | None = None,
     chat_template: str | None = None,
@@ -53,13 +55,15 @@ def load_service(
 ) -> Service:
     """Load a model and start its engine.
 
-    sampling_defaults: the registry's settings, used before the GGUF's own. chat_template: replaces the model's.
-    sessions: a folder for conversations that outlive the process; None: none do. name: of the model, for those who look
-    at them. on_progress gets (bytes loaded, bytes in all). verbose shows llama.cpp's log on stderr.
+    config: settings, or a share of what there is for several. sampling_defaults: the registry's settings, used before
+    the GGUF's own. chat_template: replaces the model's. sessions: a folder for conversations that outlive the process;
+    None: none do. name: of the model, for those who look at them. on_progress gets (bytes loaded, bytes in all).
+    verbose shows llama.cpp's log on stderr.
 
     Raises ModelError (a file that generates no text), ModelFileError, NotEnoughMemoryError, RuntimeLibraryError,
     UsageError (settings that do not fit the model) and TemplateError (a broken `chat_template`).
     """
+    share, config = (config, config.config) if isinstance(config, Share) else (None, config)
     facts = read_facts(path)
     if what := why_no_text(facts):
         raise ModelError(f"{path.name} does not generate text: it is {what}", hint="what else is here: pagedrun list")
@@ -67,8 +71,9 @@ def load_service(
     library = load()
     library.log.verbose = verbose
     gpus = machine.gpus() if config.gpu_layers != 0 and library.llama.llama_supports_gpu_offload() else []
-    free = machine.free_memory(gpus)
-    plan = _plan(facts, config, gpus, library)
+    now = machine.free_memory(gpus)
+    free = now if share is None else FreeMemory(min(share.free.ram, now.ram), now.vram)
+    plan = _plan(facts, config, gpus, library, share)
     if plan is None:
         check_weights(path.name, facts.file_size, free)
     config, free = _where_it_runs(config, free, plan)
@@ -89,7 +94,7 @@ def load_service(
     room = opened.room
     frames = None if room is None else room.frames
     runner = NativeRunner(model, opened.context, door, opened.limits, can_rewind=info.can_rewind, frames=frames)
-    slots = None if room is None else _paged(runner, room, config, plan, library)
+    slots = None if room is None else _paged(runner, room, config, plan, library, free.ram)
     engine = Engine(runner, slots, prefill_chunk=config.prefill_chunk, max_stall=_stall(config, info.on_gpu))
     identity = None if sessions is None else identity_of(facts, config, frames, templates.source, yarn)
     if sessions is not None and identity is not None and slots is not None and frames is not None:
@@ -98,7 +103,24 @@ def load_service(
     if yarn is not None and engine.max_tokens < config.max_seq_len:
         runner.shutdown()
         raise _scaled_for_less(engine.max_tokens, config, facts.context or 0)
-    return Service(engine, info, templates, sampling_defaults=sampling_defaults, identity=identity, plan=plan)
+    gone = max(now.vram - machine.free_memory(gpus).vram, 0) if info.on_gpu else 0
+    holds = _holds(opened, info, plan, slots, gone)
+    return Service(
+        engine, info, templates, sampling_defaults=sampling_defaults, identity=identity, plan=plan, holds=holds
+    )
+
+
+def _holds(opened: Opened, info: ModelInfo, plan: Plan | None, slots: PagedSlots | None, gone: int) -> Holds:
+    """What the model has, and may still take. gone: bytes of VRAM that loading it took."""
+    kv, room = None if slots is None else slots.stats(), opened.room
+    pages, swap = (kv.device.limit_bytes, kv.swap.limit) if kv else (0, 0)
+    if info.on_gpu:
+        weights = max(plan.ram_needed - rules.PROCESS, 0) if plan else max(info.size_bytes - gone, 0)
+        buffers = kv.buffer_bytes if kv else 0
+        return Holds(gone + pages + rules.CUDA_LATER, weights + swap, buffers + pages, swap)
+    context = room.memory.device + pages if room else opened.kv_bytes + OVERHEAD_BYTES
+    swap += room.memory.host if room else 0
+    return Holds(0, info.size_bytes + context + swap, context, swap)
 
 
 def _scaled_for_less(n_tokens: int, config: EngineConfig, trained: int) -> NotEnoughMemoryError:
@@ -117,7 +139,9 @@ def _where_it_runs(config: EngineConfig, free: FreeMemory, plan: Plan | None) ->
     return replace(config, gpu_memory=0), replace(free, vram=0)
 
 
-def _plan(facts: ModelFacts, config: EngineConfig, gpus: Sequence[machine.Gpu], library: Library) -> Plan | None:
+def _plan(
+    facts: ModelFacts, config: EngineConfig, gpus: Sequence[machine.Gpu], library: Library, share: Share | None = None
+) -> Plan | None:
     """What goes where; None where llama.cpp decides: without a GPU, with several, and for architectures not known.
 
     Raises NotEnoughMemoryError for a plan that does not fit.
@@ -125,6 +149,8 @@ def _plan(facts: ModelFacts, config: EngineConfig, gpus: Sequence[machine.Gpu], 
     if len(gpus) != 1 or not shape_of(facts).known:
         return None
     found = machine_facts(facts.parts[0], config, gpus)
+    if share is not None:
+        found = replace(found, ram=min(found.ram, share.free.ram), cuda=0 if share.warm else found.cuda)
     plan = plan_model(facts, config, found, library).plan
     if not plan.fits:
         message, hint = text.refusal(plan)
@@ -132,7 +158,9 @@ def _plan(facts: ModelFacts, config: EngineConfig, gpus: Sequence[machine.Gpu], 
     return plan
 
 
-def _paged(runner: NativeRunner, room: Room, config: EngineConfig, plan: Plan | None, library: Library) -> PagedSlots:
+def _paged(
+    runner: NativeRunner, room: Room, config: EngineConfig, plan: Plan | None, library: Library, ram: int
+) -> PagedSlots:
     """Slots over frames, in what memory there is, but never more than all slots can use."""
     geometry = room.frames.geometry
     bus = measure_bus(config, room.frames)
@@ -142,7 +170,7 @@ def _paged(runner: NativeRunner, room: Room, config: EngineConfig, plan: Plan | 
         geometry,
         room.frames,
         gpu_memory=Budget(min(room.for_pages, most + spill.reserve(geometry))),
-        swap_space=Budget(_swap(config, plan, room)),
+        swap_space=Budget(_swap(config, plan, room, ram)),
         policy=config.policy,
         disk=DiskSpace(spill_dir(), config.disk_space),
         spill=spill,
@@ -171,9 +199,10 @@ def _watch(room: Room, library: Library) -> Pressure:
     return Pressure(free, spare=free() - room.for_pages - rules.CUDA_LATER)
 
 
-def _swap(config: EngineConfig, plan: Plan | None, room: Room) -> int:
+def _swap(config: EngineConfig, plan: Plan | None, room: Room, ram: int | None = None) -> int:
     """RAM for pages and snapshots: as configured, as far as it is free; on a GPU it is pinned, and the plan knows."""
     if plan is not None and room.on_gpu:
         return plan.swap
-    free = machine.memory().available - rules.RAM_MARGIN - (0 if room.on_gpu else room.for_pages)
+    available = machine.memory().available
+    free = min(available, available if ram is None else ram) - rules.RAM_MARGIN - (0 if room.on_gpu else room.for_pages)
     return max(min(config.swap_space - room.memory.host, free), 0)

@@ -43,6 +43,24 @@ class FreeMemory:
         return self.ram + self.vram
 
 
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """What a loaded model has, or may take when its conversations grow, in bytes.
+
+    vram: of all GPUs; ram: weights, buffers, pages, swap space. context: of either, what gpu_memory pays for beside
+    weights; swap: of ram, what swap_space pays for.
+    """
+
+    vram: int = 0
+    ram: int = 0
+    context: int = 0
+    swap: int = 0
+
+    def __add__(self, other: Holds) -> Holds:
+        """Both."""
+        return Holds(self.vram + other.vram, self.ram + other.ram, self.context + other.context, self.swap + other.swap)
+
+
 def check_weights(name: str, weights: int, free: FreeMemory) -> None:
     """Raises NotEnoughMemoryError when the weights alone do not fit."""
     if weights + OVERHEAD_BYTES > free.total:

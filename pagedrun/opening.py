@@ -37,11 +37,12 @@ _NO_VMM = "this driver has no virtual memory management"
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A context, and the room that its pages have; None: it is not paged."""
+    """A context, and the room that its pages have; None: it is not paged. kv_bytes: of a cache without pages."""
 
     context: NativeContext
     limits: RunnerLimits
     room: Room | None = None
+    kv_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,10 @@ class Opening:
         """llama.cpp's own KV cache, which has all of its memory from the start."""
         n_seqs = self.config.max_num_seqs
         n_tokens = self._plain_len(n_seqs)
-        check_context(self.info.size_bytes, self._kv_bytes(n_tokens, n_seqs), self.free)
+        kv_bytes = self._kv_bytes(n_tokens, n_seqs)
+        check_context(self.info.size_bytes, kv_bytes, self.free)
         limits = self._limits(n_tokens)
-        return Opened(NativeContext(self.model, self.placement.context_params), limits)
+        return Opened(NativeContext(self.model, self.placement.context_params), limits, kv_bytes=kv_bytes)
 
     def _plain_len(self, n_seqs: int) -> int:
         """Tokens of a conversation. Raises NotEnoughMemoryError where there is no room for what was asked for."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagedrun.engine import Call, Cancel, Engine, EngineStats, Shutdown, Sink, Submit, start
 from pagedrun.errors import ContextLengthError, EngineError, ParameterError, RequestError
+from pagedrun.memory import Holds
 from pagedrun.model import ModelInfo
 from pagedrun.request import Event, Finished, GenerationRequest, RequestId
 from pagedrun.sampling import LLAMA_DEFAULTS
@@ -61,7 +62,7 @@ class Service:
     """A model, its engine thread, and its chat templates. A context manager; thread-safe.
 
     identity: what files of saved conversations have to agree with; None: none are saved. plan: what was to go where;
-    None where llama.cpp decided.
+    None where llama.cpp decided. holds: what memory it has, or may take.
     """
 
     def __init__(
@@ -73,9 +74,11 @@ class Service:
         sampling_defaults: Mapping[str, Any] | None = None,
         identity: Identity | None = None,
         plan: Plan | None = None,
+        holds: Holds | None = None,
     ) -> None:
         self.model = model
         self.plan = plan
+        self.holds = holds or Holds(ram=model.size_bytes)
         self.templates = templates
         self.identity = identity
         self._engine = engine

@@ -30,7 +30,7 @@ ROOMS: list[tuple[str, ...]] = [
     ("service",),
     ("server",),
     ("planning", "spilling", "lasting"),
-    ("opening",),
+    ("opening", "sharing"),
     ("load", "load_embedding"),
     ("quantize",),
     ("cli",),

@@ -14,6 +14,7 @@ from pagedrun.errors import EngineError, PagedrunError
 from pagedrun.native.context import NativeContext
 from pagedrun.native.door import Door
 from pagedrun.native.frames import NativeFrames
+from pagedrun.native.library import give_back_heap
 from pagedrun.native.model import NativeModel
 from pagedrun.native.sampler import Sampler
 from pagedrun.request import GenerationRequest, TokenLogprob
@@ -109,6 +110,7 @@ class NativeRunner:
             self.close(slot)
         self._context.close()
         self._model.close()
+        give_back_heap()
 
     def _sample_all(self, outputs: dict[Slot, int]) -> dict[Slot, Sampled | PagedrunError]:
         """A token for each output; side by side when there is enough to do to be worth the threads."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from pagedrun.server.errors import ApiError, invalid, not_ready
 
@@ -20,6 +21,7 @@ class Gate:
         self.max_queue = max_queue
         self.inside = 0
         self.stopping = False
+        self.on_empty: Callable[[], None] = lambda: None  # the last one has ended
         self._mean_s = 5.0  # of an answer; nobody knows before the first
 
     @property
@@ -63,3 +65,5 @@ class Gate:
         self.inside -= n
         if seconds > 0:
             self._mean_s += 0.1 * (seconds - self._mean_s)
+        if not self.inside:
+            self.on_empty()

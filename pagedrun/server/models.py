@@ -1,109 +1,196 @@
 """The models of a server: which one a request means, and that it stays loaded while the request has it.
 
 serving = await models.serving(asked.model)      the request's until its response has ended (`Models.request`)
+models.peek(name)                                for who only looks
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Protocol
 
 from pagedrun.server.errors import ApiError, not_ready
 from pagedrun.server.metrics import Metrics, Reading
+from pagedrun.server.mover import Mover
+from pagedrun.server.served import Served, Source
 from pagedrun.server.serving import Loaded, ServeSettings
 
-_held: ContextVar[list[Loaded] | None] = ContextVar("held", default=None)
+_held: ContextVar[list[tuple[Served, Loaded]] | None] = ContextVar("held", default=None)
+_LOAD_S = 10.0  # until one was loaded
+
+
+class Installed(Protocol):
+    """Models that may be asked for although nobody named them at the start."""
+
+    def names(self) -> Sequence[str]:
+        """What they are called."""
+
+    def source(self, name: str) -> Source | None:
+        """The one of that name, if there is one. Fetches nothing."""
 
 
 class Models:
-    """All that a server answers with. For the event loop only. prepare: a thread for large bodies."""
+    """All that a server answers with; for the event loop, but `close`.
 
-    def __init__(self, settings: ServeSettings, loaded: Sequence[Loaded] = ()) -> None:
+    loaded: models that are; sources: those that are loaded when somebody asks for them. A source with the name of a
+    loaded one is where that comes from when it was unloaded. installed: further ones that may be asked for. keep_s: how
+    long one stays without requests; None: for ever. say: gets a line for each that comes or goes. prepare: a thread for
+    large bodies.
+    """
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        loaded: Sequence[Loaded] = (),
+        sources: Sequence[Source] = (),
+        *,
+        installed: Installed | None = None,
+        keep_s: float | None = None,
+        say: Callable[[str], None] = lambda line: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.settings = settings
         self.started = time.time()
+        self.all = [Served(source, source.settings) for source in sources]
+        self.installed = installed
         self.metrics = Metrics(self._readings)
+        self.mover = Mover(self.all, self.metrics, keep_s=keep_s, say=say, clock=clock)
+        self.keep_s = keep_s
         self.prepare = ThreadPoolExecutor(1, thread_name_prefix="pagedrun-bodies")
         self.stopping = False
-        self._loaded = list(loaded)
-        for serving in self._loaded:
-            serving.metrics = self.metrics.of(serving.name)
+        for serving in loaded:
+            served = next((one for one in self.all if one.name == serving.name), None)
+            if served is None:
+                served = Served(None, serving.settings)
+                self.all.append(served)
+            self.mover.adopt(served, serving)
 
     @property
     def loaded(self) -> Sequence[Loaded]:
         """Those that are loaded."""
-        return self._loaded
+        return [one.serving for one in self.mover.loaded if one.serving is not None]
 
     async def serving(self, name: str | None) -> Loaded:
         """The model of that name; None: the first. It is loaded if it is not, which takes a while.
 
-        Raises ApiError: 404 for one that is not served, 503 when the server stops.
+        Raises ApiError: 404 for one that is not served, 429 when too many wait for it, 503 when the server stops or it
+        does not fit, 500 when it cannot be loaded.
         """
         if self.stopping:
             raise not_ready("the server is stopping")
-        serving = self.peek(name)
+        served = await self.find(name)
+        serving = served.take()
+        if serving is None:
+            self._check_queue(served)
+            serving = await self.mover.wait_for(served)
         held = _held.get()
-        if held is not None:
-            serving.users += 1
-            held.append(serving)
+        if held is None:  # nobody says when it ends
+            self.mover.give_back(served, serving)
+        else:
+            held.append((served, serving))
         return serving
 
+    async def find(self, name: str | None) -> Served:
+        """The model that a name means, loaded or not; None: the first. Raises ApiError."""
+        found = self._known(name)
+        if found is None and self.installed is not None and name is not None:
+            source = await asyncio.get_running_loop().run_in_executor(self.prepare, self.installed.source, name)
+            found = self._known(name)
+            if found is None and source is not None:
+                found = self._known(source.settings.names[0])  # another name of one that is there
+                if found is None:
+                    found = Served(source, source.settings)
+                    self.all.append(found)
+        if found is None:
+            raise self._unknown(name or "")
+        return found
+
     def peek(self, name: str | None) -> Loaded:
-        """The same for who only looks: it is not loaded. Raises ApiError."""
-        for serving in self._loaded:
-            if name is None or name in serving.settings.names:
-                return serving
-        raise unknown(name or "", [serving.name for serving in self._loaded])
+        """A loaded model, for who only looks; None: the first that is loaded. Raises ApiError."""
+        if name is None:
+            if self.loaded:
+                return self.loaded[0]
+            name = self.all[0].name
+        found = self._known(name)
+        if found is None:
+            raise self._unknown(name)
+        if found.serving is None:
+            raise ApiError(404, f"'{found.name}' is not loaded", param="model", code="model_not_loaded")
+        return found.serving
 
     @contextmanager
     def request(self) -> Iterator[None]:
         """What is asked for inside belongs to this request, and is given back when it ends."""
-        held: list[Loaded] = []
+        held: list[tuple[Served, Loaded]] = []
         token = _held.set(held)
         try:
             yield
         finally:
             _held.reset(token)
-            for serving in held:
-                serving.users -= 1
+            for served, serving in held:
+                self.mover.give_back(served, serving)
 
     @property
     def answering(self) -> bool:
         """Whether answers are under way."""
-        return any(serving.open_answers for serving in self._loaded)
+        return any(serving.open_answers for serving in self.loaded)
+
+    def start(self) -> None:
+        """The loop runs."""
+        self.mover.start()
 
     def stop(self) -> None:
         """Take no more requests; what runs may go on until `cancel_all`."""
         self.stopping = True
-        for serving in self._loaded:
+        self.mover.stop()
+        for serving in self.loaded:
             serving.stop()
 
     def cancel_all(self) -> None:
         """End what runs; clients are told."""
-        for serving in self._loaded:
+        for serving in self.loaded:
             serving.cancel_all()
 
     def close(self) -> None:
         """Save what is to be saved, and free all of them. After the last request."""
+        self.stopping = True
         self.prepare.shutdown(cancel_futures=True)
-        for serving in self._loaded:
-            serving.close()
+        self.mover.close()
+
+    def _known(self, name: str | None) -> Served | None:
+        return next((one for one in self.all if name is None or name in one.settings.names), None)
+
+    def _unknown(self, name: str) -> ApiError:
+        known = [one.name for one in self.all]
+        these = ", ".join(f"'{one}'" for one in known[:5]) + (f" and {len(known) - 5} more" if len(known) > 5 else "")
+        message = f"The model '{name[:200]}' does not exist; this server has {these}."
+        return ApiError(404, message, param="model", code="model_not_found")
+
+    def _check_queue(self, served: Served) -> None:
+        waiting = sum(not future.done() for future in served.waiting)
+        if waiting > self.settings.max_queue:
+            seconds = max(1, round(served.last_load_s or _LOAD_S))
+            raise ApiError(
+                429,
+                f"{waiting} requests wait until {served.name} is loaded, and the queue is full. "
+                f"Try again in {seconds} s.",
+                code="rate_limit_exceeded",
+                headers={"Retry-After": str(seconds)},
+            )
 
     def _readings(self) -> list[Reading]:
-        return [Reading(s.name, s.service.alive, s.gate.running, s.gate.waiting, s.service.stats) for s in self._loaded]
-
-
-def unknown(name: str, known: Sequence[str]) -> ApiError:
-    """A model that is not served."""
-    these = ", ".join(f"'{one}'" for one in known[:5])
-    more = f" and {len(known) - 5} more" if len(known) > 5 else ""
-    message = f"The model '{name[:200]}' does not exist; this server has {these}{more}."
-    return ApiError(404, message, param="model", code="model_not_found")
-
-
-def chosen(models: Models, query: dict[str, Any]) -> Loaded:
-    """The loaded model that a view is of: `?model=`, else the first."""
-    return models.peek(query.get("model"))
+        return [
+            Reading(
+                one.name,
+                one.serving is not None,
+                one.serving.gate.running if one.serving else 0,
+                (one.serving.gate.waiting if one.serving else 0) + len(one.waiting),
+                one.stats,
+            )
+            for one in self.all
+        ]

@@ -19,6 +19,7 @@ from pagedrun.units import count
 
 if TYPE_CHECKING:
     from pagedrun.engine import EngineStats
+    from pagedrun.memory import Holds
     from pagedrun.model import ModelInfo
     from pagedrun.plan import Plan
     from pagedrun.step import RunnerLimits, Vocab
@@ -67,6 +68,10 @@ class AnyService(Protocol):
     @property
     def plan(self) -> Plan | None:
         """What was to go where; None where llama.cpp decided."""
+
+    @property
+    def holds(self) -> Holds:
+        """What memory it has, or may take."""
 
     @property
     def limits(self) -> RunnerLimits:

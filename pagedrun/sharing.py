@@ -42,7 +42,7 @@ class SharedMemory:
     """See the module. config: of the whole server. n_models: that may be loaded at once, by swap_space."""
 
     def __init__(self, config: EngineConfig, n_models: int) -> None:
-        self._config = replace(
+        self.config = replace(
             config, swap_space=config.swap_space // n_models, disk_space=config.disk_space // n_models
         )
         self._n_models = n_models
@@ -57,10 +57,10 @@ class SharedMemory:
         warm, self._warm = self._warm, bool(gpus)
         if not others:
             self._alone = now
-            return Share(self._config, now, warm)
+            return Share(self.config, now, warm)
         taken = reduce(add, others)
         free = FreeMemory(min(self._alone.ram - taken.ram, now.ram), now.vram)
-        asked = self._config.gpu_memory
+        asked = self.config.gpu_memory
         if gpus:
             most = min(asked or self._alone.vram - rules.VRAM_MARGIN * len(gpus), self._alone.vram)
             left = most - taken.vram
@@ -68,7 +68,7 @@ class SharedMemory:
             left = asked - taken.context
         if free.ram <= 0 or len(others) >= self._n_models or (left <= 0 and (gpus or asked)):
             return None
-        return Share(replace(self._config, gpu_memory=left if gpus or asked else 0), free, warm)
+        return Share(replace(self.config, gpu_memory=left if gpus or asked else 0), free, warm)
 
     def fits(self, path: Path, beside: Iterable[Holds]) -> bool:
         """Whether a model has a place beside others that is as good as alone. Raises what `load_service` would, also
@@ -76,7 +76,7 @@ class SharedMemory:
         """
         others, facts = list(beside), read_facts(path)
         share, library = self.share(others), load()
-        alone = self._plan(facts, Share(self._config, self._alone, self._warm), library)
+        alone = self._plan(facts, Share(self.config, self._alone, self._warm), library)
         if alone is None:
             check_weights(path.name, facts.file_size, self._alone)
             return share is not None and fit(facts.file_size, _left(share)) == fit(facts.file_size, self._alone)
@@ -87,7 +87,7 @@ class SharedMemory:
         return found is not None and found.fits and _as_good(found, alone)
 
     def _gpus(self, library: Library) -> list[machine.Gpu]:
-        wanted = self._config.gpu_layers != 0 and library.llama.llama_supports_gpu_offload()
+        wanted = self.config.gpu_layers != 0 and library.llama.llama_supports_gpu_offload()
         return machine.gpus() if wanted else []
 
     def _plan(self, facts: ModelFacts, share: Share, library: Library) -> Plan | None:

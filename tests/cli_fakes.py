@@ -17,9 +17,11 @@ from pagedrun.chat.types import Message, ReplyDelta
 from pagedrun.cli import main
 from pagedrun.engine import Engine
 from pagedrun.errors import PagedrunError
+from pagedrun.memory import FreeMemory
 from pagedrun.model import ModelInfo
 from pagedrun.request import GenerationRequest, Grammar
 from pagedrun.service import Service
+from pagedrun.sharing import Share
 from pagedrun.step import RunnerLimits, StepPlan, StepResult
 from tests.fakes import EOG, FakeRunner
 from tests.hub_fakes import without_other_programs
@@ -108,6 +110,19 @@ class Scripted(FakeRunner):
         return self._says[done] if done < len(self._says) else EOG
 
 
+class Boundless:
+    """Stands in for `pagedrun.sharing.SharedMemory`: there is room for every model."""
+
+    def __init__(self, config: Any, n_models: int) -> None:
+        self._share = Share(config, FreeMemory(1 << 40))
+
+    def share(self, beside: Any) -> Share:
+        return self._share
+
+    def fits(self, path: Path, beside: Any) -> bool:
+        return True
+
+
 @dataclass
 class Fake:
     """What the fake says and how; after a run, what it was asked."""
@@ -123,6 +138,7 @@ class Fake:
 
     def load(self, path: Path, config: Any, **more: Any) -> Service:
         """Stands in for `pagedrun.load.load_service`."""
+        config = config.config if isinstance(config, Share) else config
         self.loads.append({"path": path, "config": config, **more})
         self.runner = Scripted(self.says, self.size, self.step_s)
         self.runner.fail_run = self.fail
@@ -132,6 +148,7 @@ class Fake:
     def install(self, setattr_: Callable[[str, Any], None]) -> None:
         """Put the fake in place of the runtime and the loader."""
         setattr_("pagedrun.load.load_service", self.load)
+        setattr_("pagedrun.sharing.SharedMemory", Boundless)
         setattr_("pagedrun.first_run.ensure_runtime", lambda: None)
         setattr_("pagedrun.runtime.store.cpu_notice", lambda runtime: None)
 

@@ -129,7 +129,8 @@ def test_a_port_that_is_taken(
         (("--max-num-seqs", "0"), "--max-num-seqs must be 1 or more"),
         (("--port", "70000"), "'--port'"),
         (("--host", "no such host"), "cannot listen on no such host"),
-        (("-m", "other"), "MODEL and --model name the same thing"),
+        (("-m", "other", "--served-model-name", "it"), "--served-model-name is for one model, and 2 are named"),
+        (("--keep-alive", "soon"), "--keep-alive must be a duration"),
     ],
 )
 def test_options_that_make_no_sense(

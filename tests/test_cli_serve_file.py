@@ -36,6 +36,10 @@ class Serve:
         return code
 
     @property
+    def models(self) -> Any:
+        return self._got[-1]
+
+    @property
     def how(self) -> Any:
         """The settings of the server."""
         return self._got[-1].settings
@@ -112,11 +116,23 @@ def test_which_model(serve: Serve) -> None:
     assert serve.fake.loads[-1]["path"] == serve.model
 
 
+def test_several_models_and_how_long_they_stay(serve: Serve) -> None:
+    other = serve.model.with_name("other.gguf")
+    other.write_bytes(serve.model.read_bytes())
+    assert serve(f'[serve]\nmodel = ["{serve.model}", "{other}"]\nkeep_alive = "10m"\n', model=False) == 0, serve.err
+    assert [one.name for one in serve.models.all] == ["model", "other"] and serve.models.keep_s == 600
+    assert len(serve.fake.loads) == 1
+    assert serve("[serve]\nkeep_alive = -1\nany_installed = true\n") == 0, serve.err
+    assert serve.models.keep_s is None and serve.models.installed is not None
+    assert serve('[serve]\nkeep_alive = "soon"\n') == 2
+    assert "[serve] keep_alive must be a duration" in serve.err
+
+
 @pytest.mark.parametrize(
     ("text", "says", "hint"),
     [
         ("[serve]\nprot = 1\n", "serve.toml: [serve] prot: there is no such setting", "did you mean port?"),
-        ("[serve]\nx = 1\n", "[serve] x: there is no such setting", "known: allowed_host, api_key_file"),
+        ("[serve]\nx = 1\n", "[serve] x: there is no such setting", "known: allowed_host, any_installed, api_key_file"),
         ("[serve]\nmax_seq_len = 1\n", "[serve] max_seq_len: there is no such setting", "known: "),
         ('[serve]\napi_key = ["k"]\n', "[serve] api_key: there is no such setting", "api_key_file"),
         ("port = 8080\n", "serve.toml: port: there is no such setting", "under [serve]"),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pagedrun.embedding import EmbeddingService
     from pagedrun.sampling import SamplingParams
     from pagedrun.service import Service, Stream
+    from pagedrun.sharing import Share
 
 
 def find_model(name: str | None, *, pull: bool = False, any_task: bool = False) -> hub.LocatedModel:
@@ -69,43 +70,62 @@ def open_model(located: hub.LocatedModel, engine: EngineOptions, template: Templ
 
     Raises RuntimeLibraryError, ModelError, UsageError (settings) and TemplateError (--chat-template).
     """
-    from pagedrun.hub.library import remember_use
-
     config = engine.settings()
-    spec = located.spec
-    template_text = template.template_text() or (spec.chat_template if spec else None)
+    template_text = template.template_text()
     with loading(located) as on_progress:
-        # Only now: it needs the runtime and takes most of the start.
-        from pagedrun.load import load_service
-
-        service = load_service(
-            located.path,
-            config,
-            sampling_defaults=spec.sampling_for(think=template.think) if spec else {},
-            chat_template=template_text,
-            on_progress=on_progress,
-            verbose=console.verbose >= engine.log_from,
-            sessions=sessions_dir(),
-            name=located.name,
-        )
-    remember_use(located.path)
+        service = load_text(located, config, engine, template, template_text, on_progress)
     with service:
-        _tell_of_room(config, service)
+        tell_of_room(config, service)
         yield service
+
+
+def load_text(
+    located: hub.LocatedModel,
+    config: EngineConfig | Share,
+    engine: EngineOptions,
+    template: TemplateOptions,
+    template_text: str | None,
+    on_progress: Callable[[int, int], None],
+) -> Service:
+    """A model that answers; the caller's to close. template_text: replaces the model's. Raises as `open_model`."""
+    # Only now: it needs the runtime and takes most of the start.
+    from pagedrun.hub.library import remember_use
+    from pagedrun.load import load_service
+
+    spec = located.spec
+    service = load_service(
+        located.path,
+        config,
+        sampling_defaults=spec.sampling_for(think=template.think) if spec else {},
+        chat_template=template_text or (spec.chat_template if spec else None),
+        on_progress=on_progress,
+        verbose=console.verbose >= engine.log_from,
+        sessions=sessions_dir(),
+        name=located.name,
+    )
+    remember_use(located.path)
+    return service
 
 
 @contextmanager
 def open_embedding(located: hub.LocatedModel, engine: EngineOptions) -> Iterator[EmbeddingService]:
     """The same for a model for embeddings."""
-    config = engine.settings()
     with loading(located) as on_progress:
-        from pagedrun.load_embedding import load_embedding
-
-        service = load_embedding(
-            located.path, config, on_progress=on_progress, verbose=console.verbose >= engine.log_from
-        )
+        service = load_vectors(located, engine.settings(), engine, on_progress)
     with service:
         yield service
+
+
+def load_vectors(
+    located: hub.LocatedModel,
+    config: EngineConfig,
+    engine: EngineOptions,
+    on_progress: Callable[[int, int], None],
+) -> EmbeddingService:
+    """A model for embeddings; the caller's to close."""
+    from pagedrun.load_embedding import load_embedding
+
+    return load_embedding(located.path, config, on_progress=on_progress, verbose=console.verbose >= engine.log_from)
 
 
 @contextmanager
@@ -134,7 +154,7 @@ def loading(located: hub.LocatedModel) -> Iterator[Callable[[int, int], None]]:
         yield on_progress
 
 
-def _tell_of_room(config: EngineConfig, service: Service) -> None:
+def tell_of_room(config: EngineConfig, service: Service) -> None:
     """Say so where memory holds less than was asked for. It is no error: a window costs nothing, only tokens do. And
     where positions are scaled.
     """

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -15,21 +14,21 @@ import typer
 from pagedrun.cli import console, generate
 from pagedrun.cli.options import (
     EngineOptions,
-    ModelArgument,
-    ModelOptions,
     TemplateOptions,
     read_option_file,
     with_options,
 )
+from pagedrun.cli.serve_models import ModelsArgument, ServedModelOptions
 from pagedrun.errors import UsageError
 
 if TYPE_CHECKING:
-    from pagedrun.config import EngineConfig
     from pagedrun.hub import LocatedModel
     from pagedrun.server.serving import Loaded, ServeSettings
 
 #: PAGE on the keys of a telephone. Nothing else is known to use it, so it can stand beside other servers.
 PORT = 7243
+#: Models that --any-installed lets be loaded beside those that are named, as far as swap_space is divided.
+_MORE = 2
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -114,79 +113,79 @@ class ServingEngineOptions(EngineOptions):
 @with_options
 def serve(
     ctx: typer.Context,
-    model: ModelArgument = None,
+    models: ModelsArgument = None,
     *,
-    named: ModelOptions,
+    named: ServedModelOptions,
     server: ServerOptions,
     template: TemplateOptions,
     engine: ServingEngineOptions,
 ) -> None:
-    """Serve a model to programs that speak OpenAI's API, at http://127.0.0.1:7243/v1.
+    """Serve models to programs that speak OpenAI's API, at http://127.0.0.1:7243/v1.
 
-    Without MODEL: the one used last, or the small one that comes with pagedrun. /docs lists what can be asked. Ctrl-C
-    or SIGTERM stops it: running answers may end first, a second Ctrl-C ends them. Requests are not logged; -v shows
+    Without MODEL: the one used last, or the small one that comes with pagedrun. The first of several is loaded at once,
+    others when somebody asks for them; where memory is short those leave that nobody uses, the one used longest ago
+    first. gpu_memory, swap_space and cache_disk are for all of them together. /docs lists what can be asked. Ctrl-C or
+    SIGTERM stops it: running answers may end first, a second Ctrl-C ends them. Requests are not logged; -v shows
     their paths, status and time, but neither prompts nor answers. A model for embeddings is served at /v1/embeddings.
 
     Options can be in the settings file too, in a table [serve], by their long names with _ for -.
 
     Exit codes: 0 stopped, 1 it could not start, 2 wrong usage.
     """
-    if model is not None and named.model_option is not None:
-        raise UsageError("MODEL and --model name the same thing: give one of them")
     from pagedrun.cli.serve_file import ServeFile
     from pagedrun.config import n_bytes
 
-    file = ServeFile(engine.config, lambda name: _is_given(ctx, name))
-    server, template = file.fill(server), file.fill(template)
+    file = ServeFile(engine.config, lambda name: _is_given(ctx, name) or (name == "model_option" and bool(models)))
+    named, server, template = file.fill(named), file.fill(server), file.fill(template)
     file.check()
-    wanted = model if model is not None else named.model_option
-    if wanted is None and file.models:
-        if len(file.models) > 1:
-            raise UsageError(f"{file.called('model')}: several models cannot be served yet")
-        wanted = file.models[0]
+    names = [*(models or ()), *(named.model_option or ())]
+    if len(names) > 1 and (server.name or template.chat_template):
+        option = file.called("served_model_name" if server.name else "chat_template")
+        raise UsageError(f"{option} is for one model, and {len(names)} are named")
+    keep_s = named.keep_s(len(names), file.called("keep_alive"))
     keys, max_body = server.keys(file.called("api_key_file")), n_bytes(server.max_body, file.called("max_body"))
     _check_origins(server.cors or (), file.called("cors"))
     settings = engine.settings()  # what is wrong there is said before anything is loaded
+    template_text = template.template_text()
+    from pagedrun.cli.sources import InstalledModels, Loader, LocalSource, check_names
     from pagedrun.server import run
     from pagedrun.server.models import Models
+    from pagedrun.sharing import SharedMemory
 
     sock = run.bind(server.host, server.port)
     try:
-        located = generate.find_model(wanted, pull=named.pull, any_task=True)
-        how = _how(server, template, located, keys, max_body)
-        with _loaded(located, how, settings, engine, template) as loaded:
-            _greet(loaded, server.host)
+
+        def how(located: LocatedModel) -> ServeSettings:
+            return _how(server, template, located, keys, max_body)
+
+        found = {
+            located.path: located
+            for name in names or [None]
+            for located in [generate.find_model(name, pull=named.pull, any_task=True)]
+        }
+        memory = SharedMemory(settings, len(found) + (_MORE if named.any_installed else 0))
+        loader = Loader(memory, engine, template, template_text)
+        sources = [LocalSource(located, how(located), loader) for located in found.values()]
+        check_names(sources)
+        first = sources[0].load((), lambda: False)
+        serving = Models(
+            first.settings,
+            [first],
+            sources,
+            installed=InstalledModels(how, loader) if named.any_installed else None,
+            keep_s=keep_s,
+            say=console.note,
+        )
+        try:
+            _greet(first, server.host)
             _log()
             listening = f"listening on {run.address_of(sock)}/v1 (Ctrl-C stops)"
-            models = Models(how, [loaded])
-            try:
-                run.serve(models, sock, lambda: console.note(listening))
-            finally:
-                models.close()
-            console.note("stopped")
+            run.serve(serving, sock, lambda: console.note(listening))
+        finally:
+            serving.close()
+        console.note("stopped")
     finally:
         sock.close()
-
-
-@contextmanager
-def _loaded(
-    located: LocatedModel,
-    how: ServeSettings,
-    settings: EngineConfig,
-    engine: EngineOptions,
-    template: TemplateOptions,
-) -> Iterator[Loaded]:
-    """The model, for text or for embeddings."""
-    from pagedrun.load_embedding import makes_embeddings
-    from pagedrun.server.embeddings import EmbeddingServing
-    from pagedrun.server.serving import Serving
-
-    if makes_embeddings(located.path):
-        with generate.open_embedding(located, engine) as embedding:
-            yield EmbeddingServing(embedding, how, settings)
-    else:
-        with generate.open_model(located, engine, template) as service:
-            yield Serving(service, how, settings)
 
 
 def _how(

@@ -26,7 +26,6 @@ from pagedrun.paths import expanded
 
 G = TypeVar("G")
 
-_MODEL = "model"
 #: Options that are none of the file's, and what to do instead.
 _REFUSED = {"api_key": "put keys into a file of their own that others cannot read, and name it with api_key_file"}
 
@@ -51,18 +50,10 @@ class ServeFile:
         self._path, written = read_config(file)
         self._table = written.get(SERVE, {})
         self._given = given
-        self._known = {_MODEL}
+        self._known: set[str] = set()
         self._used: set[str] = set()
         if not isinstance(self._table, dict):
             raise UsageError(f"{self._path}: {SERVE} is no table", hint=f"begin it with a line [{SERVE}]")
-
-    @property
-    def models(self) -> list[str]:
-        """The models to serve. Raises UsageError."""
-        if _MODEL not in self._table:
-            return []
-        found: list[str] = self._value(_Option(_MODEL, (list[str],), None, None), _MODEL)
-        return found
 
     def fill(self, group: G) -> G:
         """The group of options, with what the file has and the command line has not. Raises UsageError."""

@@ -9,7 +9,8 @@ chat, completions     OpenAI's objects and chunks (replies: what they share)
 embeddings            vectors of texts
 messages              Anthropic's, with messages_fields
 responses             OpenAI's newer API, with responses_fields and responses_store
-serving, models       one loaded model; which one a request means
+serving               one loaded model
+models, served, mover which one a request means; loading, and giving memory back
 tools, metrics, docs  tokens, health, figures, a look inside, /docs
 guard, app, run       keys and origins, routes, listening and stopping
 

@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from pagedrun import __version__
 from pagedrun.errors import PagedrunError
-from pagedrun.server import chat, completions, embeddings, messages, messages_fields, responses_fields, tools
+from pagedrun.server import chat, completions, embeddings, listing, messages, messages_fields, responses_fields, tools
 from pagedrun.server.body import Gone, read_json
 from pagedrun.server.chat_fields import REFUSED, ChatRequest
 from pagedrun.server.completions import CompletionPresenter, CompletionRequest
@@ -164,7 +164,6 @@ def _add_tools(app: FastAPI, models: Models) -> None:
 
 def _add_views(app: FastAPI, models: Models) -> None:
     views: dict[str, Callable[[Models], dict[str, Any]]] = {
-        "/v1/models": tools.models,
         "/health": tools.health,
         "/ready": tools.ready,
     }
@@ -179,12 +178,31 @@ def _add_views(app: FastAPI, models: Models) -> None:
     for path, look in of_a_model.items():
         _get(app, path, _look(models, look), look.__doc__ or "")
 
+    async def all_models() -> Response:
+        return JSONResponse(await listing.listed(models))
+
     async def one_model(model_id: str) -> Response:
-        return JSONResponse(tools.model(models, model_id))
+        return JSONResponse(await listing.one(models, model_id))
+
+    async def move(request: Request, work: Callable[[Models, str | None], Awaitable[dict[str, Any]]]) -> Response:
+        data = await read_json(request, models.settings.max_body, models.prepare)
+        asked = validated(listing.ModelRequest, data)
+        return JSONResponse(await unless_gone(request.receive, work(models, asked.model)))
+
+    async def load_model(request: Request) -> Response:
+        """Load a model before somebody asks for it."""
+        return await move(request, listing.load)
+
+    async def unload_model(request: Request) -> Response:
+        """Save a model's conversations and give its memory back."""
+        return await move(request, listing.unload)
 
     async def metrics() -> Response:
         return Response(models.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    _get(app, "/v1/models", all_models, "All names that requests may use.")
+    _post(app, "/v1/pagedrun/models/load", load_model, listing.ModelRequest)
+    _post(app, "/v1/pagedrun/models/unload", unload_model, listing.ModelRequest)
     _get(app, "/v1/models/{model_id:path}", one_model, "One of the models.")
     _get(app, "/metrics", metrics, "Figures for Prometheus.")
 

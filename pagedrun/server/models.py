@@ -58,7 +58,7 @@ class Models:
         self.started = time.time()
         self.all = [Served(source, source.settings) for source in sources]
         self.installed = installed
-        self.metrics = Metrics(self._readings)
+        self.metrics = Metrics(self.readings)
         self.mover = Mover(self.all, self.metrics, keep_s=keep_s, say=say, clock=clock)
         self.keep_s = keep_s
         self.prepare = ThreadPoolExecutor(1, thread_name_prefix="pagedrun-bodies")
@@ -172,7 +172,7 @@ class Models:
         return ApiError(404, message, param="model", code="model_not_found")
 
     def _check_queue(self, served: Served) -> None:
-        waiting = sum(not future.done() for future in served.waiting)
+        waiting = served.n_waiting
         if waiting > self.settings.max_queue:
             seconds = max(1, round(served.last_load_s or _LOAD_S))
             raise ApiError(
@@ -183,13 +183,14 @@ class Models:
                 headers={"Retry-After": str(seconds)},
             )
 
-    def _readings(self) -> list[Reading]:
+    def readings(self) -> list[Reading]:
+        """What each of them is doing."""
         return [
             Reading(
                 one.name,
                 one.serving is not None,
                 one.serving.gate.running if one.serving else 0,
-                (one.serving.gate.waiting if one.serving else 0) + len(one.waiting),
+                (one.serving.gate.waiting if one.serving else 0) + one.n_waiting,
                 one.stats,
             )
             for one in self.all

@@ -62,7 +62,8 @@ class Mover:
         """A model is loaded."""
         serving.metrics = self._metrics.of(serving.name)
         serving.gate.on_empty = lambda: self.let_go(served)
-        served.serving, served.used = serving, self._clock()
+        served.serving = serving
+        served.used, served.used_at = self._clock(), time.time()
         served.turn("loaded")
         if self._stopping:
             serving.stop()
@@ -99,7 +100,7 @@ class Mover:
         serving = served.serving
         if serving is None or serving.busy:
             return
-        served.used = self._clock()
+        served.used, served.used_at = self._clock(), time.time()
         self._changed.set()
         self._watch()
 
@@ -126,7 +127,7 @@ class Mover:
                 self._metrics.unloads.labels(why).inc()
         self._say(f"{served.name} is unloaded: {_WHY[why]}")
         self._changed.set()
-        if served.wanted:
+        if served.n_waiting:
             served.turn("waiting")
             self._spawn(self._bring(served))
         return True
@@ -162,14 +163,14 @@ class Mover:
         finally:
             if served.serving is None:
                 served.turn("unloaded")
-                if served.wanted and not self._stopping:  # came when the others had just left
+                if served.n_waiting and not self._stopping:  # came when the others had just left
                     served.turn("waiting")
                     self._spawn(self._bring(served))
 
     async def _room_for(self, served: Served) -> bool:
         """Wait until there is room; False when nobody waits any more."""
         try:
-            while served.wanted and not self._stopping:
+            while served.n_waiting and not self._stopping:
                 self._changed.clear()
                 if await self._fits(served) or not any(one.source for one in self.loaded):
                     return True

@@ -68,6 +68,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so."""
         await super().startup(sockets)
+        self._models.start()
         self._on_start()
 
     @contextlib.contextmanager

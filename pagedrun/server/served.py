@@ -37,7 +37,8 @@ class Served:
 
     waiting: requests that get it when it is loaded, in their order. state: unloaded, waiting (for memory, or for its
     turn), loading, loaded, leaving (no new request gets it, so that another finds room) or unloading. since: when that
-    became so; used: when a request last had it, on the server's clock. before: what engines counted that have ended.
+    became so; used, used_at: when a request last had it, on the server's clock and on everybody's. before: what engines
+    counted that have ended.
     """
 
     source: Source | None
@@ -47,6 +48,7 @@ class Served:
     state: str = "unloaded"
     since: float = field(default_factory=time.time)
     used: float = 0.0
+    used_at: float = 0.0
     last_load_s: float = 0.0
     before: EngineStats = field(default_factory=EngineStats)
 
@@ -56,11 +58,9 @@ class Served:
         return self.settings.names[0]
 
     @property
-    def wanted(self) -> bool:
-        """Whether a request waits for it."""
-        while self.waiting and self.waiting[0].done():  # its client left
-            self.waiting.popleft()
-        return any(not future.done() for future in self.waiting)
+    def n_waiting(self) -> int:
+        """Requests that wait for it. Clients may have left."""
+        return sum(not future.done() for future in self.waiting)
 
     def turn(self, state: str) -> None:
         """It is in another state from now on."""

@@ -84,33 +84,6 @@ async def apply_template(models: Models, data: dict[str, Any]) -> Response:
     return JSONResponse({"prompt": rendered.prompt})
 
 
-def models(models: Models) -> dict[str, Any]:
-    """All names that requests may use."""
-    return {"object": "list", "data": [_model(s, name) for s in models.loaded for name in s.settings.names]}
-
-
-def model(models: Models, name: str) -> dict[str, Any]:
-    """One of them. Raises ApiError."""
-    return _model(models.peek(name), name)
-
-
-def _model(serving: Loaded, name: str) -> dict[str, Any]:
-    info, limits = serving.service.model, serving.service.limits
-    return {
-        "id": name,
-        "object": "model",
-        "created": int(serving.started),
-        "owned_by": "pagedrun",
-        "max_model_len": limits.max_seq_len,
-        "meta": {
-            "n_ctx_train": info.n_ctx_train,
-            "n_params": info.n_params,
-            "n_vocab": info.n_vocab,
-            "size": info.size_bytes,
-        },
-    }
-
-
 def health(models: Models) -> dict[str, Any]:
     """The process answers."""
     return {"status": "ok"}
@@ -122,8 +95,8 @@ def ready(models: Models) -> dict[str, Any]:
         raise not_ready("the server is stopping")
     if not all(serving.service.alive for serving in models.loaded):
         raise not_ready("the engine has stopped")
-    gates = [serving.gate for serving in models.loaded]
-    return {"status": "ok", "running": sum(g.running for g in gates), "waiting": sum(g.waiting for g in gates)}
+    found = models.readings()
+    return {"status": "ok", "running": sum(r.running for r in found), "waiting": sum(r.waiting for r in found)}
 
 
 def properties(serving: Loaded) -> dict[str, Any]:

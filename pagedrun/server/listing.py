@@ -1,0 +1,89 @@
+"""/v1/models, and loading and unloading by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import Field
+
+from pagedrun.server.errors import ApiError
+from pagedrun.server.fields import Strict
+from pagedrun.server.models import Models
+from pagedrun.server.served import Served
+
+
+class ModelRequest(Strict):
+    """A model by its name; none: the first."""
+
+    model: str | None = Field(None, max_length=512)
+
+
+async def listed(models: Models) -> dict[str, Any]:
+    """All names that requests may use. `pagedrun` says whether a model is loaded, what memory it has or may take, and
+    when it is unloaded if nobody asks for it.
+    """
+    found = [_model(models, served, name) for served in models.all for name in served.settings.names]
+    if models.installed is not None:
+        names = await asyncio.get_running_loop().run_in_executor(models.prepare, models.installed.names)
+        known = {one["id"] for one in found}
+        found += [_entry(models, name, {}, _NEVER) for name in names if name not in known]
+    return {"object": "list", "data": found}
+
+
+async def one(models: Models, name: str) -> dict[str, Any]:
+    """One of them. Raises ApiError."""
+    return _model(models, await models.find(name), name)
+
+
+async def load(models: Models, name: str | None) -> dict[str, Any]:
+    """Load a model, unless it is, and wait until it is there. Raises ApiError."""
+    served = await models.find(name)
+    await models.serving(served.name)
+    return _model(models, served, served.name)
+
+
+async def unload(models: Models, name: str | None) -> dict[str, Any]:
+    """Save a model's conversations and give its memory back. Raises ApiError for one that is in use."""
+    served = await models.find(name)
+    if served.serving is not None and not await models.mover.unload(served, "asked") and served.serving is not None:
+        why = "answers are under way" if served.serving.busy else "it cannot be loaded again"
+        raise ApiError(409, f"'{served.name}' stays loaded: {why}", param="model", code="model_in_use")
+    return _model(models, served, served.name)
+
+
+def _model(models: Models, served: Served, name: str) -> dict[str, Any]:
+    serving = served.serving
+    state: dict[str, Any] = {"state": served.state, "loaded": serving is not None, "since": served.since}
+    if serving is None:
+        about = served.source.about if served.source is not None else {}
+        return _entry(models, name, about, {**state, **_NOTHING, "waiting": served.n_waiting})
+    info, limits = serving.service.model, serving.service.limits
+    meta = {"n_ctx_train": info.n_ctx_train, "n_params": info.n_params, "n_vocab": info.n_vocab}
+    state |= {
+        "memory": asdict(serving.service.holds),
+        "running": serving.gate.running,
+        "waiting": serving.gate.waiting + served.n_waiting,
+        "unload_at": None if serving.busy or models.keep_s is None else served.used_at + models.keep_s,
+    }
+    return _entry(models, name, {**meta, "size": info.size_bytes}, state, limits.max_seq_len)
+
+
+_NOTHING = {"memory": None, "running": 0, "waiting": 0, "unload_at": None}
+_NEVER = {"state": "unloaded", "loaded": False, "since": None, **_NOTHING}
+
+
+def _entry(
+    models: Models, name: str, meta: Mapping[str, Any], state: Mapping[str, Any], length: int | None = None
+) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(models.started),
+        "owned_by": "pagedrun",
+        "max_model_len": length,
+        "meta": dict(meta),
+        "pagedrun": dict(state),
+    }

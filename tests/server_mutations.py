@@ -104,9 +104,19 @@ _VALUES: list[Any] = [
 _NAMES = ["messages", "role", "content", "tools", "type", "n", "stop", "prompt", "x", "", "\x00", "$schema", "stream"]
 
 
-def mutated(random: Random) -> tuple[str, bytes]:
+EMBEDDINGS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/embeddings", {"model": "fake", "input": "text", "encoding_format": "base64", "dimensions": 2, "user": "me"}),
+    ("/v1/embeddings", {"input": ["a", "bc", "def"], "encoding_format": "float"}),
+    ("/v1/embeddings", {"input": [1, 2, 3], "dimensions": 4}),
+    ("/v1/embeddings", {"input": [[1, 2], [3]]}),
+    ("/tokenize", {"content": "text"}),
+    ("/v1/completions", {"prompt": "x", "max_tokens": 3}),
+]
+
+
+def mutated(random: Random, requests: list[tuple[str, dict[str, Any]]] = REQUESTS) -> tuple[str, bytes]:
     """A path and a body."""
-    path, request = random.choice(REQUESTS)
+    path, request = random.choice(requests)
     request = copy.deepcopy(request)
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         _change(random, request)

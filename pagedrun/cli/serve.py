@@ -86,14 +86,14 @@ class ServerOptions:
         ),
     ] = True
 
-    def keys(self) -> tuple[str, ...]:
-        """All keys, of options, file and environment. Raises UsageError."""
+    def keys(self, file_option: str = "--api-key-file") -> tuple[str, ...]:
+        """All keys, of options, file and environment. file_option: what named the file. Raises UsageError."""
         keys = list(self.api_key or ())
         if self.api_key_file is not None:
-            text = read_option_file(self.api_key_file, "--api-key-file")
+            text = read_option_file(self.api_key_file, file_option)
             found = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
             if not found:
-                raise UsageError(f"--api-key-file: {self.api_key_file} has no key")
+                raise UsageError(f"{file_option}: {self.api_key_file} has no key")
             keys += found
         if variable := os.environ.get("PAGEDRUN_API_KEY"):
             keys.append(variable.strip())
@@ -125,6 +125,7 @@ class ServingEngineOptions(EngineOptions):
 
 @with_options
 def serve(
+    ctx: typer.Context,
     models: ModelsArgument = None,
     *,
     named: ServedModelOptions,
@@ -141,17 +142,23 @@ def serve(
     further one skips. Requests are not logged; -v shows their paths, status and time, but neither prompts nor answers.
     A model for embeddings is served at /v1/embeddings. A browser finds a page to chat with at /.
 
+    Options can be in the settings file too, in a table [serve], by their long names with _ for -.
+
     Exit codes: 0 stopped, 1 it could not start, 2 wrong usage.
     """
+    from pagedrun.cli.serve_file import ServeFile
     from pagedrun.config import n_bytes
 
+    file = ServeFile(engine.config, lambda name: _is_given(ctx, name) or (name == "model_option" and bool(models)))
+    named, server, template = file.fill(named), file.fill(server), file.fill(template)
+    file.check()
     names = [*(models or ()), *(named.model_option or ())]
     if len(names) > 1 and (server.name or template.chat_template):
-        option = "--served-model-name" if server.name else "--chat-template"
+        option = file.called("served_model_name" if server.name else "chat_template")
         raise UsageError(f"{option} is for one model, and {len(names)} are named")
-    keep_s = named.keep_s(len(names))
-    keys, max_body = server.keys(), n_bytes(server.max_body, "--max-body")
-    _check_origins(server.cors or ())
+    keep_s = named.keep_s(len(names), file.called("keep_alive"))
+    keys, max_body = server.keys(file.called("api_key_file")), n_bytes(server.max_body, file.called("max_body"))
+    _check_origins(server.cors or (), file.called("cors"))
     settings = engine.settings()  # what is wrong there is said before anything is loaded
     template_text = template.template_text()
     from pagedrun.cli.sources import InstalledModels, Loader, LocalSource, check_names
@@ -238,7 +245,13 @@ def _log() -> None:
         logging.getLogger("pagedrun.server").setLevel(logging.INFO)
 
 
-def _check_origins(origins: Sequence[str]) -> None:
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    """Whether the command line has an option."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _check_origins(origins: Sequence[str], option: str) -> None:
     for origin in origins:
         if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
-            raise UsageError(f"--cors {origin!r} is not an origin", hint="for example http://localhost:3000, or *")
+            raise UsageError(f"{option} {origin!r} is not an origin", hint="for example http://localhost:3000, or *")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from pagedrun import running
 from pagedrun.cli import console, generate
 from pagedrun.cli.options import (
     EngineOptions,
@@ -23,6 +24,7 @@ from pagedrun.errors import UsageError
 from pagedrun.paths import responses_dir
 
 if TYPE_CHECKING:
+    from pagedrun.cli.sources import LocalSource
     from pagedrun.hub import LocatedModel
     from pagedrun.server.serving import Loaded, ServeSettings
 
@@ -167,10 +169,11 @@ def serve(
     from pagedrun.sharing import SharedMemory
 
     sock = run.bind(server.host, server.port)
+    record = running.Record()
     try:
 
         def how(located: LocatedModel) -> ServeSettings:
-            return _how(server, template, located, keys, max_body)
+            return replace(_how(server, template, located, keys, max_body), secret=record.secret)
 
         found = {
             located.path: located
@@ -194,12 +197,18 @@ def serve(
             _greet(first, server.host)
             _log()
             listening = f"listening on {run.address_of(sock)}/v1 (Ctrl-C stops)"
-            run.serve(serving, sock, lambda: console.note(listening), console.note)
+
+            def on_start() -> None:
+                _announce(record, run.address_of(sock), sources, any_installed=named.any_installed)
+                console.note(listening)
+
+            run.serve(serving, sock, on_start, console.note)
         finally:
             serving.close()
         console.note("stopped")
     finally:
         sock.close()
+        record.close()
 
 
 def _how(
@@ -234,6 +243,15 @@ def _greet(loaded: Loaded, host: str) -> None:
     console.note(f"{loaded.name} · {loaded.summary} · {loaded.service.model.device}")
     if host not in _LOOPBACK and not loaded.settings.keys:
         console.warn(f"whoever reaches {host} may ask: there is no API key (--api-key-file)")
+
+
+def _announce(record: running.Record, url: str, sources: Sequence[LocalSource], *, any_installed: bool) -> None:
+    """Let `ps`, `chat` and `complete` find the server."""
+    offered = [running.Offered(one.settings.names[0], str(one.located.path.absolute())) for one in sources]
+    try:
+        record.write(running.reachable(url), offered, any_installed=any_installed)
+    except OSError as e:
+        console.warn(f"ps, chat and complete will not find this server: {running.servers_dir()}: {e.strerror}")
 
 
 def _log() -> None:

@@ -18,14 +18,17 @@ from pagedrun.server import chat, completions, embeddings, listing, messages, me
 from pagedrun.server.body import Gone, read_json
 from pagedrun.server.chat_fields import REFUSED, ChatRequest
 from pagedrun.server.completions import CompletionPresenter, CompletionRequest
+from pagedrun.server.direct import CancelRequest, GenerateRequest
 from pagedrun.server.docs import SCHEMAS, page, request_body
 from pagedrun.server.embeddings import EmbeddingRequest
 from pagedrun.server.errors import ApiError, of_ours
 from pagedrun.server.fields import validated
 from pagedrun.server.guard import Guard, body_for
 from pagedrun.server.http import Answering, Begun, gone, unless_gone
+from pagedrun.server.kept import SaveRequest, UseRequest
 from pagedrun.server.messages_fields import CountRequest, MessagesRequest
 from pagedrun.server.models import Models
+from pagedrun.server.own import Own
 from pagedrun.server.responses import ResponsesPresenter
 from pagedrun.server.responses_fields import ResponsesRequest
 from pagedrun.server.responses_items import ListQuery, items_of, page_of
@@ -42,6 +45,7 @@ def make_app(models: Models) -> FastAPI:
     _add_embeddings(app, models)
     _add_messages(app, models)
     _add_responses(app, models)
+    _add_own(app, Own(models))
     _add_tools(app, models)
     _add_views(app, models)
     _add_docs(app)
@@ -153,6 +157,14 @@ def _add_responses(app: FastAPI, models: Models) -> None:
     _get(app, one, get_response, "A response that is still kept.")
     _get(app, f"{one}/input_items", input_items, input_items.__doc__ or "")
     app.add_api_route(one, delete_response, methods=["DELETE"], description="Forget one.", response_model=None)
+
+
+def _add_own(app: FastAPI, own: Own) -> None:
+    _get(app, "/v1/pagedrun/engine", own.engine, own.engine.__doc__ or "")
+    _post(app, "/v1/pagedrun/generate", own.generate, GenerateRequest)
+    _post(app, "/v1/pagedrun/cancel", own.cancel, CancelRequest)
+    _post(app, "/v1/pagedrun/sessions/use", own.use_session, UseRequest)
+    _post(app, "/v1/pagedrun/sessions/save", own.save_session, SaveRequest)
 
 
 def _add_tools(app: FastAPI, models: Models) -> None:

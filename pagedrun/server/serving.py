@@ -46,6 +46,7 @@ class ServeSettings:
     system message. think: None leaves it to the template. sampling_for: recommended settings, by whether it thinks.
     responses: a folder for what `previous_response_id` goes on from; None: in memory. saving_s: how long conversations
     may be saved at the end.
+    secret: who knows it is the server's own user; "": nobody is.
     """
 
     names: tuple[str, ...]
@@ -61,6 +62,7 @@ class ServeSettings:
     sampling_for: Callable[[bool | None], Mapping[str, Any]] | None = None
     responses: Path | None = None
     saving_s: float = 30.0
+    secret: str = ""
 
 
 class AnyService(Protocol):

@@ -18,6 +18,7 @@ from pagedrun.server.serving import Serving
 _AFTER_GRACE_S = 5  # for the last events of cancelled answers
 _LOOK_S = 0.05
 _BACKLOG = 1024
+_IDLE_S = 75  # longer than clients keep a connection: one that is closed as they use it again is an error to them
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -59,6 +60,7 @@ class Server(uvicorn.Server):
             ws="none",
             server_header=False,
             backlog=_BACKLOG,
+            timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=_AFTER_GRACE_S,
         )
         super().__init__(config)

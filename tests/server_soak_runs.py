@@ -91,8 +91,8 @@ class Outcome:
 def soak(path: Path, folder: Path, crowd: Crowd, say: Callable[[str], None] = lambda text: None) -> Outcome:
     """Traffic, then its end, then a last look; then every answer is judged."""
     found = Outcome()
-    memory = _memory(path, folder, crowd)
-    with _served(path, folder, crowd, *memory) as (live, watch):
+    memory = few_pages(path, folder, crowd)
+    with served(path, folder, crowd, *memory) as (live, watch):
         for path_ in ("/v1/pagedrun/stats", "/metrics"):
             httpx.get(f"{live.url}{path_}").raise_for_status()
         httpx.post(f"{live.url}/v1/completions", json={"prompt": "Hi", "max_tokens": 1}, timeout=PATIENCE_S)
@@ -150,15 +150,15 @@ def watched_server(path: Path, folder: Path, *args: str, **env: str) -> Iterator
 
 
 @contextmanager
-def _served(path: Path, folder: Path, crowd: Crowd, *args: str) -> Iterator[tuple[Live, Watch]]:
+def served(path: Path, folder: Path, crowd: Crowd, *args: str) -> Iterator[tuple[Live, Watch]]:
     env = {"PAGEDRUN_PAGE_SIZE": "16", "PAGEDRUN_SNAPSHOT_INTERVAL": "64", "PAGEDRUN_MAX_BATCH_TOKENS": "128"}
     with watched_server(path, folder, *crowd.arguments(), *args, **env) as (live, watch):
         yield live, watch
 
 
-def _memory(path: Path, folder: Path, crowd: Crowd) -> list[str]:
+def few_pages(path: Path, folder: Path, crowd: Crowd) -> list[str]:
     """Options that give pages for a few."""
-    with _served(path, folder, crowd) as (live, watch):
+    with served(path, folder, crowd) as (live, watch):
         body = {"prompt": list(range(100, 100 + crowd.longest - 8)), "max_tokens": 1}
         httpx.post(f"{live.url}/v1/completions", json=body, timeout=PATIENCE_S).raise_for_status()
         kv = watch.look(signal.SIGUSR1)["kv"]

@@ -19,6 +19,7 @@ from pagedrun.server.models import Models
 _AFTER_GRACE_S = 5  # for the last events of cancelled answers
 _LOOK_S = 0.05
 _BACKLOG = 1024
+_IDLE_S = 75  # longer than clients keep a connection: one that is closed as they use it again is an error to them
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -65,6 +66,7 @@ class Server(uvicorn.Server):
             ws="none",
             server_header=False,
             backlog=_BACKLOG,
+            timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=_AFTER_GRACE_S,
         )
         super().__init__(config)

@@ -140,14 +140,17 @@ def load_config(
 
     Raises UsageError for an unknown name, a wrong type or a value out of range, naming where it came from.
     """
+    return EngineConfig(**{**(defaults or {}), **given_settings(flags, file=file)})
+
+
+def given_settings(flags: Mapping[str, Any] | None = None, *, file: Path | None = None) -> dict[str, Any]:
+    """What the user has set, wherever that is. Raises UsageError."""
     path, written = read_config(file)
-    values: dict[str, Any] = dict(defaults or {})
     written.pop(SERVE, None)
-    values |= _typed(written, lambda name: f"{path}: {name}")
+    values = _typed(written, lambda name: f"{path}: {name}")
     values |= _typed(_environment(), lambda name: f"the environment: {_PREFIX}{name.upper()}")
     given = {name: value for name, value in (flags or {}).items() if value is not None}
-    values |= _typed(given, lambda name: f"--{name.replace('_', '-')}")
-    return EngineConfig(**values)
+    return values | _typed(given, lambda name: f"--{name.replace('_', '-')}")
 
 
 def read_config(file: Path | None = None) -> tuple[Path, dict[str, Any]]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from pagedrun import running
 from pagedrun.cli import console, generate
 from pagedrun.cli.options import (
     EngineOptions,
@@ -20,8 +21,10 @@ from pagedrun.cli.options import (
 )
 from pagedrun.cli.serve_models import ModelsArgument, ServedModelOptions
 from pagedrun.errors import UsageError
+from pagedrun.paths import responses_dir
 
 if TYPE_CHECKING:
+    from pagedrun.cli.sources import LocalSource
     from pagedrun.hub import LocatedModel
     from pagedrun.server.serving import Loaded, ServeSettings
 
@@ -72,6 +75,18 @@ class ServerOptions:
     grace: Annotated[
         float, _server("--grace", "How long answers may go on after Ctrl-C or SIGTERM.", "SECONDS", min=0)
     ] = 30.0
+
+    saving: Annotated[
+        float, _server("--saving-time", "How long conversations may be saved at the end.", "SECONDS", min=0)
+    ] = 30.0
+    keep_responses: Annotated[
+        bool,
+        typer.Option(
+            "--keep-responses/--forget-responses",
+            help="Keep responses on disk, so that previous_response_id goes on after a restart.",
+            rich_help_panel="Server",
+        ),
+    ] = True
 
     def keys(self, file_option: str = "--api-key-file") -> tuple[str, ...]:
         """All keys, of options, file and environment. file_option: what named the file. Raises UsageError."""
@@ -125,8 +140,9 @@ def serve(
     Without MODEL: the one used last, or the small one that comes with pagedrun. The first of several is loaded at once,
     others when somebody asks for them; where memory is short those leave that nobody uses, the one used longest ago
     first. gpu_memory, swap_space and cache_disk are for all of them together. /docs lists what can be asked. Ctrl-C or
-    SIGTERM stops it: running answers may end first, a second Ctrl-C ends them. Requests are not logged; -v shows
-    their paths, status and time, but neither prompts nor answers. A model for embeddings is served at /v1/embeddings.
+    SIGTERM stops it: running answers may end first, a second Ctrl-C ends them; then conversations are saved, which a
+    further one skips. Requests are not logged; -v shows their paths, status and time, but neither prompts nor answers.
+    A model for embeddings is served at /v1/embeddings. A browser finds a page to chat with at /.
 
     Options can be in the settings file too, in a table [serve], by their long names with _ for -.
 
@@ -153,10 +169,11 @@ def serve(
     from pagedrun.sharing import SharedMemory
 
     sock = run.bind(server.host, server.port)
+    record = running.Record()
     try:
 
         def how(located: LocatedModel) -> ServeSettings:
-            return _how(server, template, located, keys, max_body)
+            return replace(_how(server, template, located, keys, max_body), secret=record.secret)
 
         found = {
             located.path: located
@@ -180,12 +197,18 @@ def serve(
             _greet(first, server.host)
             _log()
             listening = f"listening on {run.address_of(sock)}/v1 (Ctrl-C stops)"
-            run.serve(serving, sock, lambda: console.note(listening))
+
+            def on_start() -> None:
+                _announce(record, run.address_of(sock), sources, any_installed=named.any_installed)
+                console.note(listening)
+
+            run.serve(serving, sock, on_start, console.note)
         finally:
             serving.close()
         console.note("stopped")
     finally:
         sock.close()
+        record.close()
 
 
 def _how(
@@ -205,6 +228,8 @@ def _how(
         hosts=("localhost", *map(str.lower, server.allowed_host or ())) if server.host in _LOOPBACK else (),
         system=template.system,
         think=generate.think_mode(located, template),
+        responses=responses_dir() if server.keep_responses else None,
+        saving_s=server.saving,
         sampling_for=(lambda think: spec.sampling_for(think=think)) if spec else None,
     )
 
@@ -218,6 +243,15 @@ def _greet(loaded: Loaded, host: str) -> None:
     console.note(f"{loaded.name} · {loaded.summary} · {loaded.service.model.device}")
     if host not in _LOOPBACK and not loaded.settings.keys:
         console.warn(f"whoever reaches {host} may ask: there is no API key (--api-key-file)")
+
+
+def _announce(record: running.Record, url: str, sources: Sequence[LocalSource], *, any_installed: bool) -> None:
+    """Let `ps`, `chat` and `complete` find the server."""
+    offered = [running.Offered(one.settings.names[0], str(one.located.path.absolute())) for one in sources]
+    try:
+        record.write(running.reachable(url), offered, any_installed=any_installed)
+    except OSError as e:
+        console.warn(f"ps, chat and complete will not find this server: {running.servers_dir()}: {e.strerror}")
 
 
 def _log() -> None:

@@ -44,7 +44,7 @@ class Serve:
         """The settings of the server."""
         return self._got[-1].settings
 
-    def _serve(self, models: Any, sock: Any, on_start: Any) -> None:
+    def _serve(self, models: Any, sock: Any, on_start: Any, told: Any) -> None:
         self._got.append(models)
 
     def _bind(self, host: str, port: int) -> socket.socket:
@@ -73,6 +73,8 @@ max_queue = 3
 max_body = "1MiB"
 keep_alive_interval = 2
 grace = 0.5
+saving_time = 2
+keep_responses = false
 system = "Be brief."
 think = false
 """
@@ -86,6 +88,7 @@ def test_everything_that_a_server_has(serve: Serve) -> None:
     assert how.keys == ("k3y",) and how.names == ("gpt-4", "it")
     assert how.cors == ("http://localhost:3000", "https://chat.example")
     assert (how.max_queue, how.max_body, how.keep_alive_s, how.grace_s) == (3, 1 << 20, 2.0, 0.5)
+    assert (how.saving_s, how.responses) == (2.0, None)
     assert (how.system, how.think, how.hosts) == ("Be brief.", False, ())
     assert serve.fake.loads[0]["config"].max_seq_len == 100
 

@@ -190,6 +190,21 @@ def test_a_server_of_another_version(complete: Complete, serve: Any, monkeypatch
     assert ran.out == HERE and "is a server of another version of pagedrun" in ran.err
 
 
+def test_a_server_that_is_stuck_is_not_waited_for(
+    model: Path, serve: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    with serve() as live:
+        live.process.send_signal(signal.SIGSTOP)
+        fake = here()
+        fake.install(monkeypatch.setattr)
+        assert main.run(["complete", "-m", str(model), "hi"]) == 0
+        ran = Ran(0, *(text.encode() for text in capfd.readouterr()))
+        assert main.run(["ps"]) == 0
+        assert capfd.readouterr().out.split()[8:12] == [str(live.process.pid), live.url, "model", "silent"]
+        live.process.send_signal(signal.SIGCONT)
+    assert ran.out == HERE and f"loaded here: the server at {live.url} does not answer" in ran.err
+
+
 def test_a_program_that_is_no_server_of_ours(complete: Complete) -> None:
     from http.server import BaseHTTPRequestHandler, HTTPServer
     from threading import Thread

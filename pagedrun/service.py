@@ -7,6 +7,7 @@ service.submit(request, sink)        the events go to `sink` instead, on the eng
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import queue
 from abc import ABC, abstractmethod
@@ -217,6 +218,15 @@ class Service(Answerer):
         """Have something done on the engine's thread, between two steps."""
         self._engine.inbox.put(Call(work))
 
+    def measure(self, done: Callable[[], None]) -> None:
+        """Count the pages anew, into `stats.kv`; `done` is called on the engine's thread after that."""
+
+        def work() -> None:
+            self._engine.measure()
+            done()
+
+        self.call(work)
+
     def complete_sampling(self, request: GenerationRequest) -> GenerationRequest:
         """The request with every sampling setting filled in: registry, then the GGUF's own, then llama.cpp's."""
         return replace(request, sampling=request.sampling.with_defaults(*self._defaults))
@@ -231,7 +241,16 @@ class Service(Answerer):
         self._engine.inbox.put(Submit(Sequence(request_id, self.complete_sampling(request)), sink or stream.put))
         return stream
 
+    @property
+    def unsaved(self) -> int:
+        """Conversations that are being saved, or are to be."""
+        return self.keeper.unsaved if self.keeper is not None and self.alive else 0
+
+    def end(self, saving_s: float = math.inf) -> None:
+        """Begin to close. Conversations are saved for so many seconds at most; called again there may be fewer."""
+        self._engine.inbox.put(Shutdown(saving_s))
+
     def close(self) -> None:
         """Cancel what runs, save what is to be saved, and free the model. Waits for the engine thread."""
-        self._engine.inbox.put(Shutdown())
+        self.end()
         self._thread.join()

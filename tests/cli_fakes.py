@@ -71,6 +71,9 @@ class Replies:
 class Templates:
     """Renders `role:content` lines and keeps what it was asked for."""
 
+    source = "{{ messages }}"
+    supports_thinking = True
+
     def __init__(self, error: PagedrunError | None = None) -> None:
         self.asked: list[tuple[tuple[Message, ...], Any]] = []
         self._error = error

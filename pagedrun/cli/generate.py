@@ -60,7 +60,8 @@ def find_model(name: str | None, *, pull: bool = False, any_task: bool = False) 
 def require_generates(spec: ModelSpec | None) -> None:
     """Raise ModelError for a known model that does not generate text."""
     if spec is not None and spec.task != "generate":
-        raise ModelError(f"{spec.name} is for {spec.task}: it does not generate text")
+        hint = f'vectors of texts: pagedrun embed {spec.name} "TEXT"' if spec.task == "embed" else ""
+        raise ModelError(f"{spec.name} is for {spec.task}: it does not generate text", hint=hint)
 
 
 @contextmanager

@@ -182,8 +182,8 @@ def _opened(
         from pagedrun.native.vocabulary import load_vocabulary
         from pagedrun.remote import RemoteService
 
-        words = load_vocabulary(located.path, chat_template=text, verbose=console.verbose >= engine.log_from)
-    with words:
+        reading = load_vocabulary(located.path, chat_template=text, verbose=console.verbose >= engine.log_from)
+    with reading as words:
         remember_use(located.path)
         defaults = spec.sampling_for(think=template.think) if spec else {}
         with RemoteService(address, found, words.vocab, words.templates, sampling_defaults=defaults) as remote:

@@ -1,7 +1,8 @@
 """Engine settings: frozen, validated once, layered flags > environment > config file > defaults.
 
 The config file is TOML (`config.toml` in the config folder, or `--config FILE`) with the field names
-below; the environment has the same names in capitals behind `PAGEDRUN_`, e.g. PAGEDRUN_MAX_SEQ_LEN=32768.
+below; the environment has the same names in capitals behind `PAGEDRUN_`, e.g. PAGEDRUN_MAX_SEQ_LEN=32768. What only
+`pagedrun serve` has is in the file's table [serve].
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ except ModuleNotFoundError:  # Python 3.10
 MAX_THREADS = 512  # GGML_MAX_N_THREADS
 MAX_NUM_SEQS = 256  # LLAMA_MAX_SEQ
 _PREFIX = "PAGEDRUN_"
+
+#: The table of the config file with what only a server has.
+SERVE = "serve"
 
 PAGING = ("auto", "on", "off")
 POLICIES = ("clock", "lru", "lfu", "working-set")
@@ -136,14 +140,23 @@ def load_config(
 
     Raises UsageError for an unknown name, a wrong type or a value out of range, naming where it came from.
     """
-    path = file or config_dir() / "config.toml"
-    values: dict[str, Any] = dict(defaults or {})
-    if file or path.exists():
-        values |= _typed(_read(path), lambda name: f"{path}: {name}")
+    return EngineConfig(**{**(defaults or {}), **given_settings(flags, file=file)})
+
+
+def given_settings(flags: Mapping[str, Any] | None = None, *, file: Path | None = None) -> dict[str, Any]:
+    """What the user has set, wherever that is. Raises UsageError."""
+    path, written = read_config(file)
+    written.pop(SERVE, None)
+    values = _typed(written, lambda name: f"{path}: {name}")
     values |= _typed(_environment(), lambda name: f"the environment: {_PREFIX}{name.upper()}")
     given = {name: value for name, value in (flags or {}).items() if value is not None}
-    values |= _typed(given, lambda name: f"--{name.replace('_', '-')}")
-    return EngineConfig(**values)
+    return values | _typed(given, lambda name: f"--{name.replace('_', '-')}")
+
+
+def read_config(file: Path | None = None) -> tuple[Path, dict[str, Any]]:
+    """The config file and what is in it, nothing where the usual one is not there. Raises UsageError."""
+    path = file or config_dir() / "config.toml"
+    return path, _read(path) if file or path.exists() else {}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -181,7 +194,8 @@ def _typed(values: Mapping[str, Any], called: Callable[[str], str]) -> dict[str,
     for name, value in values.items():
         if name not in kinds:
             close = difflib.get_close_matches(name.lower(), kinds, 1, 0.75)
-            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(kinds))}"
+            known = f"known: {', '.join(sorted(kinds))}; those of a server stand under [{SERVE}]"
+            hint = f"did you mean {close[0]}?" if close else known
             raise UsageError(f"{called(name)}: there is no such setting", hint=hint)
         typed[name] = _converted(name, value, kinds[name], called(name))
         _check(name, typed[name], called(name))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import queue
 import statistics
 import threading
@@ -33,6 +34,9 @@ log = logging.getLogger(__name__)
 
 Sink = Callable[[Event], None]
 
+_LOOK_S = 3600.0  # a wait that has no end is made of such
+_UNDER_WAY_S = 5.0  # for a write that was given up, to be gone
+
 
 @dataclass(frozen=True, slots=True)
 class Submit:
@@ -51,7 +55,9 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """Cancel everything and leave the loop."""
+    """Cancel everything and leave the loop. Conversations are saved for so many seconds; a later one may give less."""
+
+    saving_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +75,8 @@ class EngineStats:
     """Totals since the start, in steps, tokens and seconds. Overhead is step time outside native code.
 
     max_gap_s: the longest that any answer waited for its next token. prefill_chunk: tokens of prompts that the next
-    step may read beside answers. kv: the pages of the KV cache when a request last ended, and of its own those that
-    were cold then; None when it has no pages.
+    step may read beside answers. kv: the pages of the KV cache when a request last ended, or somebody had them counted,
+    and of its own those that were cold then; None when it has no pages.
     """
 
     steps: int = 0
@@ -142,6 +148,7 @@ class Engine:
     _slots: Slots = field(init=False)
     _answers: dict[RequestId, _Answer] = field(init=False, default_factory=dict)
     _running: bool = field(init=False, default=True)
+    _save_until: float = field(init=False, default=math.inf)
 
     def __post_init__(self) -> None:
         self._slots = self.slots or PlainSlots(self.runner)
@@ -167,6 +174,10 @@ class Engine:
             self._keep_the_rest()
             self._refuse_the_rest()
             self.runner.shutdown()
+
+    def measure(self) -> None:
+        """Count the pages as they are now. On the engine's thread."""
+        self.stats.kv = self._slots.stats()
 
     def step(self) -> None:
         """Plan, run, commit."""
@@ -221,6 +232,7 @@ class Engine:
             for answer in list(self._answers.values()):
                 self._finish(answer, FinishReason.CANCELLED)
             self._running = False
+            self._save_until = min(self._save_until, time.monotonic() + command.saving_s)
 
     @staticmethod
     def _call(command: Call) -> None:
@@ -230,15 +242,30 @@ class Engine:
             log.exception("what was to be done between two steps failed")
 
     def _keep_the_rest(self) -> None:
-        """Save what is to outlive the process."""
+        """Save what is to outlive the process, in the time that there is."""
         if self.keeper is None:
             return
         self.keeper.close()
         refused = []
+        gave_up = 0.0
         while self.keeper.busy or not self.inbox.empty():  # what was asked for before the end is done
-            command = self.inbox.get()
+            now = time.monotonic()
+            if now >= self._save_until and not gave_up:
+                self.keeper.give_up()
+                gave_up = now
+                continue
+            until = self._save_until if not gave_up else gave_up + _UNDER_WAY_S
+            if now >= until and self.inbox.empty():
+                log.warning("a conversation is not saved: the disk does not answer")
+                break
+            try:
+                command = self.inbox.get(timeout=min(max(until - now, 0.0), _LOOK_S))
+            except queue.Empty:
+                continue
             if isinstance(command, Call):
                 self._call(command)
+            elif isinstance(command, Shutdown):
+                self._save_until = min(self._save_until, time.monotonic() + command.saving_s)
             else:
                 refused.append(command)
         for command in refused:

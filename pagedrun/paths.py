@@ -65,3 +65,8 @@ def spill_dir() -> Path:
 def sessions_dir() -> Path:
     """Conversations that outlive the process: named ones, and automatic entries."""
     return state_dir() / "sessions"
+
+
+def responses_dir() -> Path:
+    """What `previous_response_id` of a server goes on from."""
+    return state_dir() / "responses"

@@ -7,7 +7,10 @@ service.submit(request, sink)        the events go to `sink` instead, on the eng
 from __future__ import annotations
 
 import itertools
+import math
+import os
 import queue
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,8 +25,11 @@ from pagedrun.scheduling import NO_MEMORY, Sequence
 from pagedrun.step import RunnerLimits, Vocab
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from pagedrun.chat import ChatTemplates
-    from pagedrun.durable import Keeper
+    from pagedrun.durable import Keeper, Keeping
+    from pagedrun.kv import KvStats
     from pagedrun.plan import Plan
     from pagedrun.sessions import Identity
 
@@ -58,11 +64,93 @@ class Stream:
         self._cancel()
 
 
-class Service:
-    """A model, its engine thread, and its chat templates. A context manager; thread-safe.
+class Answerer(ABC):
+    """Who answers requests: a model in this process, or a server that has it. A context manager; thread-safe.
 
-    identity: what files of saved conversations have to agree with; None: none are saved. plan: what was to go where;
-    None where llama.cpp decided. holds: what memory it has, or may take.
+    identity: what files of saved conversations have to agree with; None: none are saved. where: the server's address;
+    "": this process. pid: of the process that has the model; None where it is on another machine.
+    """
+
+    model: ModelInfo
+    templates: ChatTemplates
+    identity: Identity | None
+    where = ""
+
+    @property
+    def pid(self) -> int | None:
+        """See above."""
+        return os.getpid()
+
+    @property
+    @abstractmethod
+    def limits(self) -> RunnerLimits:
+        """How many conversations, and tokens each, fit."""
+
+    @property
+    @abstractmethod
+    def context_hint(self) -> str:
+        """What to do when a conversation is longer than fits."""
+
+    @property
+    @abstractmethod
+    def vocab(self) -> Vocab:
+        """The model's vocabulary."""
+
+    @property
+    @abstractmethod
+    def kv(self) -> KvStats | None:
+        """The pages of the KV cache when an answer last ended; None before, and without pages."""
+
+    @property
+    @abstractmethod
+    def keeper(self) -> Keeping | None:
+        """What saves and restores conversations, where that is so; for the engine's thread (`call`)."""
+
+    @abstractmethod
+    def call(self, work: Callable[[], None]) -> None:
+        """Have something done on the engine's thread, between two steps."""
+
+    @abstractmethod
+    def submit(self, request: GenerationRequest, sink: Sink | None = None) -> Stream:
+        """Start generating. With a `sink` the stream is there to be cancelled only; the sink must not block.
+
+        Raises ContextLengthError, ParameterError or RequestError at once for what can be seen beforehand;
+        EngineError when the service is closed. What goes wrong later arrives as `Finished` with an error.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Cancel what runs, and give back what was taken."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check(self, request: GenerationRequest) -> None:
+        n_prompt, n_vocab = len(request.prompt), self.vocab.n_tokens
+        if not n_prompt:
+            raise RequestError("the prompt is empty", hint="say at least a word")
+        size = self.limits.max_seq_len
+        if n_prompt >= size:
+            more = "" if n_prompt > size else "an answer needs room too: "
+            raise ContextLengthError(n_prompt, size, hint=f"{more}{self.context_hint}")
+        if min(request.prompt) < 0 or max(request.prompt) >= n_vocab:
+            raise ParameterError(f"the prompt has token ids outside 0 to {n_vocab - 1}")
+        if request.max_tokens is not None and request.max_tokens < 1:
+            raise ParameterError(f"max_tokens must be 1 or more, not {request.max_tokens}")
+        if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:
+            raise ParameterError(f"logprobs must be from 0 to {MAX_LOGPROBS}, not {request.logprobs}")
+        for token, _ in request.sampling.logit_bias:
+            if token >= n_vocab:
+                raise ParameterError(f"logit_bias names token {token}, and the model has {n_vocab}")
+
+
+class Service(Answerer):
+    """A model, its engine thread, and its chat templates.
+
+    plan: what was to go where; None where llama.cpp decided. holds: what memory it has, or may take.
     """
 
     def __init__(
@@ -117,6 +205,11 @@ class Service:
         return self._engine.stats
 
     @property
+    def kv(self) -> KvStats | None:
+        """Of the engine's totals."""
+        return self._engine.stats.kv
+
+    @property
     def keeper(self) -> Keeper | None:
         """What saves and restores conversations, where that is so; for the engine's thread (`call`)."""
         return self._engine.keeper
@@ -125,16 +218,21 @@ class Service:
         """Have something done on the engine's thread, between two steps."""
         self._engine.inbox.put(Call(work))
 
+    def measure(self, done: Callable[[], None]) -> None:
+        """Count the pages anew, into `stats.kv`; `done` is called on the engine's thread after that."""
+
+        def work() -> None:
+            self._engine.measure()
+            done()
+
+        self.call(work)
+
     def complete_sampling(self, request: GenerationRequest) -> GenerationRequest:
         """The request with every sampling setting filled in: registry, then the GGUF's own, then llama.cpp's."""
         return replace(request, sampling=request.sampling.with_defaults(*self._defaults))
 
     def submit(self, request: GenerationRequest, sink: Sink | None = None) -> Stream:
-        """Start generating. With a `sink` the stream is there to be cancelled only; the sink must not block.
-
-        Raises ContextLengthError, ParameterError or RequestError at once for what can be seen beforehand;
-        EngineError when the service is closed. What goes wrong later arrives as `Finished` with an error.
-        """
+        """See `Answerer`."""
         self._check(request)
         if not self._thread.is_alive():
             raise EngineError("the engine has stopped")
@@ -143,31 +241,16 @@ class Service:
         self._engine.inbox.put(Submit(Sequence(request_id, self.complete_sampling(request)), sink or stream.put))
         return stream
 
+    @property
+    def unsaved(self) -> int:
+        """Conversations that are being saved, or are to be."""
+        return self.keeper.unsaved if self.keeper is not None and self.alive else 0
+
+    def end(self, saving_s: float = math.inf) -> None:
+        """Begin to close. Conversations are saved for so many seconds at most; called again there may be fewer."""
+        self._engine.inbox.put(Shutdown(saving_s))
+
     def close(self) -> None:
         """Cancel what runs, save what is to be saved, and free the model. Waits for the engine thread."""
-        self._engine.inbox.put(Shutdown())
+        self.end()
         self._thread.join()
-
-    def __enter__(self) -> Service:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _check(self, request: GenerationRequest) -> None:
-        n_prompt, n_vocab = len(request.prompt), self.vocab.n_tokens
-        if not n_prompt:
-            raise RequestError("the prompt is empty", hint="say at least a word")
-        size = self.limits.max_seq_len
-        if n_prompt >= size:
-            more = "" if n_prompt > size else "an answer needs room too: "
-            raise ContextLengthError(n_prompt, size, hint=f"{more}{self.context_hint}")
-        if min(request.prompt) < 0 or max(request.prompt) >= n_vocab:
-            raise ParameterError(f"the prompt has token ids outside 0 to {n_vocab - 1}")
-        if request.max_tokens is not None and request.max_tokens < 1:
-            raise ParameterError(f"max_tokens must be 1 or more, not {request.max_tokens}")
-        if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:
-            raise ParameterError(f"logprobs must be from 0 to {MAX_LOGPROBS}, not {request.logprobs}")
-        for token, _ in request.sampling.logit_bias:
-            if token >= n_vocab:
-                raise ParameterError(f"logit_bias names token {token}, and the model has {n_vocab}")

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +23,10 @@ from pagedrun.memory import FreeMemory
 from pagedrun.model import ModelInfo
 from pagedrun.request import GenerationRequest, Grammar
 from pagedrun.service import Service
+from pagedrun.sessions import Identity
 from pagedrun.sharing import Share
 from pagedrun.step import RunnerLimits, StepPlan, StepResult
-from tests.fakes import EOG, FakeRunner
+from tests.fakes import EOG, FakeRunner, FakeVocab
 from tests.hub_fakes import without_other_programs
 
 OPEN, CLOSE = "<think>", "</think>"
@@ -67,6 +70,9 @@ class Replies:
 
 class Templates:
     """Renders `role:content` lines and keeps what it was asked for."""
+
+    source = "{{ messages }}"
+    supports_thinking = True
 
     def __init__(self, error: PagedrunError | None = None) -> None:
         self.asked: list[tuple[tuple[Message, ...], Any]] = []
@@ -125,13 +131,14 @@ class Boundless:
 
 @dataclass
 class Fake:
-    """What the fake says and how; after a run, what it was asked."""
+    """What the fake says and how; after a run, what it was asked. digest: of its model; "": it has no identity."""
 
     says: str = "Hello!"
     size: int = 4096
     step_s: float = 0.0
     render_error: PagedrunError | None = None
     fail: Exception | None = None
+    digest: str = ""
     loads: list[dict[str, Any]] = field(default_factory=list)
     runner: Scripted | None = None
     templates: Templates | None = None
@@ -143,11 +150,23 @@ class Fake:
         self.runner = Scripted(self.says, self.size, self.step_s)
         self.runner.fail_run = self.fail
         self.templates = Templates(self.render_error)
-        return Service(Engine(self.runner), model_info(path), self.templates)  # type: ignore[arg-type]
+        identity = None
+        if self.digest:
+            sizes = {"page_bytes": 1, "row_bytes": 1, "n_stripes": 1}
+            identity = Identity(model=self.digest, kv_type_k="f16", kv_type_v="f16", **sizes)
+        return Service(Engine(self.runner), model_info(path), self.templates, identity=identity)  # type: ignore[arg-type]
+
+    @contextmanager
+    def vocabulary(self, path: Path, **more: Any) -> Iterator[Any]:
+        """Stands in for `pagedrun.native.vocabulary.load_vocabulary`."""
+        self.templates = Templates(self.render_error)
+        yield SimpleNamespace(vocab=FakeVocab(), templates=self.templates)
 
     def install(self, setattr_: Callable[[str, Any], None]) -> None:
         """Put the fake in place of the runtime and the loader."""
         setattr_("pagedrun.load.load_service", self.load)
+        setattr_("pagedrun.native.vocabulary.load_vocabulary", self.vocabulary)
+        setattr_("pagedrun.sessions.model_digest", lambda parts: self.digest)
         setattr_("pagedrun.sharing.SharedMemory", Boundless)
         setattr_("pagedrun.first_run.ensure_runtime", lambda: None)
         setattr_("pagedrun.runtime.store.cpu_notice", lambda runtime: None)

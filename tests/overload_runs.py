@@ -209,18 +209,27 @@ class Verdict:
         return self.gap <= 2 * self.differ
 
 
-def judge(path: Path, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], threads: int = 0) -> Verdict:
+def judge(
+    path: Path,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    threads: int = 0,
+    *,
+    every: int = 1,
+) -> Verdict:
     """Teacher forcing: each answer is given to a context of llama.cpp's own, which has nothing else, in one batch; and
-    once more in other batches.
+    each `every`-th once more in other batches, which takes longer.
     """
     longest = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))
     differ, gaps, swapped = 0.0, [], []
     with _alone(path, longest, threads) as context:
-        for prompt, answer, other in zip(prompts, answers, [*answers[1:], answers[0]], strict=True):
+        others = [*answers[1:], answers[0]]
+        for i, (prompt, answer, other) in enumerate(zip(prompts, answers, others, strict=True)):
             tokens = [*prompt, *answer]
             whole = _forced(context, tokens, len(prompt), [len(tokens)])
-            sizes = [SMALL] * (len(prompt) // SMALL) + [max(len(prompt) % SMALL, 1)] + [1] * len(answer)
-            differ = max(differ, float(np.abs(whole - _forced(context, tokens, len(prompt), sizes)).max()))
+            if i % every == 0:
+                sizes = [SMALL] * (len(prompt) // SMALL) + [max(len(prompt) % SMALL, 1)] + [1] * len(answer)
+                differ = max(differ, float(np.abs(whole - _forced(context, tokens, len(prompt), sizes)).max()))
             gaps += _below_the_likeliest(whole, answer).tolist()
             swapped.append(float(_below_the_likeliest(whole, other).max()))
     found_out = float((np.array(swapped) > 2 * differ).mean())

@@ -7,11 +7,11 @@ import gc
 from pathlib import Path
 
 
-def own_memory() -> int:
-    """Bytes of RAM that this process takes and no file has: its heap, and frames of pages, each once however often it
-    is mapped.
+def own_memory(process: int | str = "self") -> int:
+    """Bytes of RAM that this process, or another, takes and no file has: its heap, and frames of pages, each once
+    however often it is mapped.
     """
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines[1:])}
     return (kib["Pss_Anon"] + kib["Pss_Shmem"]) << 10
 

@@ -172,13 +172,13 @@ def fake_server(says: str = "Hello!", limits: RunnerLimits = LIMITS, **settings:
     runner, templates = Talker(says, limits), Templates()
     how = replace(ServeSettings(names=("fake",), hosts=("localhost",)), **settings)
     with Service(Engine(runner), model_info(Path("fake.gguf")), templates) as service:  # type: ignore[arg-type]
-        serving = Serving(service, how)
+        fake = Fake(Serving(service, how), runner, templates)
         try:
-            yield Fake(serving, runner, templates)
+            yield fake
         finally:
             if runner.gate is not None:
                 runner.gate.release(10_000)
-            serving.close()
+            fake.models.close()
 
 
 class Caller:

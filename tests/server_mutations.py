@@ -91,6 +91,61 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
             "stream": True,
         },
     ),
+    # What a model that does not think can do:
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "hi"}],
+            "tools": [TOOL],
+            "tool_choice": "auto",
+            "max_completion_tokens": 4,
+            "logprobs": True,
+            "stop": "x",
+            "frequency_penalty": 0.1,
+            "stream": True,
+        },
+    ),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+            "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": _SCHEMA}},
+            "max_tokens": 4,
+            "seed": 1,
+            "n": 2,
+        },
+    ),
+    (
+        "/v1/messages",
+        {
+            "max_tokens": 5,
+            "system": "x",
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+            "tools": [{"name": "look", "input_schema": _SCHEMA}],
+            "tool_choice": {"type": "any"},
+            "stream": True,
+        },
+    ),
+    (
+        "/v1/responses",
+        {
+            "input": "hi",
+            "text": {"format": {"type": "json_schema", "name": "s", "schema": _SCHEMA}},
+            "max_output_tokens": 4,
+            "store": False,
+            "stream": True,
+        },
+    ),
+    ("/v1/completions", {"prompt": "hi", "response_format": {"type": "json_object"}, "max_tokens": 4, "top_k": 5}),
+    (
+        "/v1/messages/count_tokens",
+        {
+            "messages": [{"role": "user", "content": "hi"}],
+            "system": "x",
+            "tools": [{"name": "look", "input_schema": {}}],
+        },
+    ),
+    ("/v1/embeddings", {"input": ["a", "b"], "encoding_format": "base64", "dimensions": 8, "user": "me"}),
     ("/tokenize", {"content": "text", "add_special": True, "with_pieces": True}),
     ("/detokenize", {"tokens": [1, 2, 3]}),
     ("/apply-template", {"messages": [{"role": "user", "content": "hi"}]}),
@@ -104,9 +159,19 @@ _VALUES: list[Any] = [
 _NAMES = ["messages", "role", "content", "tools", "type", "n", "stop", "prompt", "x", "", "\x00", "$schema", "stream"]
 
 
-def mutated(random: Random) -> tuple[str, bytes]:
+EMBEDDINGS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/embeddings", {"model": "fake", "input": "text", "encoding_format": "base64", "dimensions": 2, "user": "me"}),
+    ("/v1/embeddings", {"input": ["a", "bc", "def"], "encoding_format": "float"}),
+    ("/v1/embeddings", {"input": [1, 2, 3], "dimensions": 4}),
+    ("/v1/embeddings", {"input": [[1, 2], [3]]}),
+    ("/tokenize", {"content": "text"}),
+    ("/v1/completions", {"prompt": "x", "max_tokens": 3}),
+]
+
+
+def mutated(random: Random, requests: list[tuple[str, dict[str, Any]]] = REQUESTS) -> tuple[str, bytes]:
     """A path and a body."""
-    path, request = random.choice(REQUESTS)
+    path, request = random.choice(requests)
     request = copy.deepcopy(request)
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         _change(random, request)

@@ -16,9 +16,9 @@ PACKAGE = ROOT / "pagedrun"
 # A name stands for the module and for everything inside it.
 ROOMS: list[tuple[str, ...]] = [
     ("errors", "units", "model"),
-    ("paths", "sampling", "memory", "machine"),
+    ("paths", "sampling", "memory", "machine", "running", "footprint"),
     ("config", "request", "gguf_file", "catalog", "rope"),
-    ("step", "text", "chat", "kv", "plan"),
+    ("step", "text", "chat", "kv", "plan", "wire"),
     ("slots", "speeds", "sessions", "durable"),
     ("scheduling",),
     ("engine",),
@@ -28,7 +28,7 @@ ROOMS: list[tuple[str, ...]] = [
     ("hub",),
     ("native", "doctor"),
     ("service",),
-    ("server",),
+    ("server", "remote"),
     ("planning", "spilling", "lasting"),
     ("opening", "sharing"),
     ("load", "load_embedding"),

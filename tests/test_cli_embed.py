@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -125,12 +126,36 @@ def test_settings_reach_the_loader(embed: Embed) -> None:
     assert (config.max_seq_len, config.threads) == (100, 3) and embed.loads[0]["verbose"]
 
 
+def test_a_line_without_an_end(embed: Embed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagedrun.cli.inputs.MAX_BYTES", 100_000)
+    code, lines, err = embed(stdin=b"a\n" + b"b" * 200_000)
+    assert code == 1 and "a line of standard input has more than 97.7 KiB" in err and len(lines) == 1
+
+
+@pytest.mark.real
+def test_an_error_ends_it_while_others_still_write(library: object, tmp_path: Path) -> None:
+    with started(tmp_path) as process:
+        assert process.stdin and process.stdout and process.stderr
+        process.stdin.write(b"hello\n\xff\n")
+        process.stdin.flush()
+        assert process.wait(60) == 1
+        assert len(process.stdout.readlines()) == 1 and process.stderr.read().startswith(b"error: line 2 is not UTF-8")
+
+
+@pytest.mark.real
+def test_ctrl_c(library: object, tmp_path: Path) -> None:
+    with started(tmp_path) as process:
+        assert process.stdin and process.stdout and process.stderr
+        process.stdin.write(b"hello\n")
+        process.stdin.flush()
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130 and process.stderr.read() == b""
+
+
 @pytest.mark.real
 def test_a_program_may_ask_line_by_line(library: object, tmp_path: Path) -> None:
-    path = write_bert(tmp_path / "m.gguf")
-    command = [sys.executable, "-m", "pagedrun", "embed", str(path), "--format", "array", "-t", "1"]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PAGEDRUN_STATE": str(tmp_path)}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+    with started(tmp_path) as process:
         assert process.stdin and process.stdout
         bert = NumpyBert()
         for text, tokens in ((b"hello world\n", [2, 16, 17, 3]), (b"the cat\n", [2, 5, 7, 3])):
@@ -139,3 +164,10 @@ def test_a_program_may_ask_line_by_line(library: object, tmp_path: Path) -> None
             np.testing.assert_allclose(json.loads(process.stdout.readline()), bert.embedding(tokens), atol=1e-3)
         process.stdin.close()
         assert process.wait(60) == 0
+
+
+def started(folder: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "pagedrun", "embed", str(write_bert(folder / "m.gguf")), "-t", "1"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PAGEDRUN_STATE": str(folder)}
+    pipe = subprocess.PIPE
+    return subprocess.Popen([*command, "--format", "array"], stdin=pipe, stdout=pipe, stderr=pipe, env=environment)

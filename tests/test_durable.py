@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pagedrun.durable import Keeper
-from pagedrun.engine import Call, Cancel
+from pagedrun.engine import Call, Cancel, Shutdown
 from pagedrun.kv import SpillSettings, validate
 from pagedrun.request import Event, Finished, FinishReason, RequestId
 from pagedrun.sessions import Disk, Identity, Session, SessionFolder
@@ -137,6 +137,45 @@ def test_the_end_saves_what_is_not_saved(tmp_path: Path) -> None:
     again = Durable(tmp_path)
     assert again.cached("abcdefghijklmnop?") == 16
     assert again.cached("0123456789012345?") == 16
+
+
+@pytest.mark.parametrize("end", [[Shutdown(0)], [Shutdown(), Shutdown(0)]])
+def test_the_end_has_a_bound(tmp_path: Path, end: list[Shutdown]) -> None:
+    """One is being copied when the time is over: neither it nor the others are saved, and nothing is left of it."""
+    engine = Durable(tmp_path, device=60)
+    for prompt in (LONG, LONG.upper(), LONG[::-1]):
+        engine.submit(prompt)
+    while not engine.scheduler.idle:
+        engine.turn()
+    assert engine.keeper.unsaved == 3 and not files(tmp_path)
+    for command in end:
+        engine.engine.inbox.put(command)
+    while engine.engine._take_commands():
+        pass
+    engine.end()
+    assert engine.keeper.unsaved == 0 and not engine.keeper.busy
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "lock"]
+
+
+def test_the_end_does_not_wait_for_a_disk_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pagedrun.engine._UNDER_WAY_S", 0.1)
+    gate = threading.Event()
+
+    class Hanging(Disk):
+        def sync(self, fd: int) -> None:
+            assert gate.wait(20)
+
+    engine = Durable(tmp_path, disk=Hanging())
+    engine.submit(LONG)
+    while not engine.scheduler.idle:
+        engine.turn()
+    engine.engine._carry_out(Shutdown(0.1))
+    engine.end()
+    assert "the disk does not answer" in caplog.text
+    gate.set()
+    engine.pump()
 
 
 def test_others_go_on_while_one_is_saved(tmp_path: Path) -> None:

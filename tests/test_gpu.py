@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pagedrun import machine
 from pagedrun.config import EngineConfig
 from pagedrun.load import load_service
+from pagedrun.load_embedding import load_embedding
 from pagedrun.request import GenerationRequest, TextDelta, TokenLogprob
 from pagedrun.sampling import SamplingParams
 from pagedrun.service import Service
+from tests.bert_models import CLS, NumpyBert, write_bert
+from tests.llama_models import NumpyLlama, write_llama
 
 pytestmark = [
     pytest.mark.gpu,
@@ -44,6 +48,21 @@ def test_the_gpu_answers_like_the_cpu(tiny_hybrid: Path) -> None:
         gpu = answer(service)
         assert (service.stats.kv is None) == ("PAGEDRUN_NO_VMM" in os.environ)
     assert gpu[0].logprob == pytest.approx(cpu[0].logprob, abs=0.1)
+
+
+@pytest.mark.parametrize("batch", [0, 16])
+def test_embeddings_on_the_gpu_are_those_of_numpy(tmp_path: Path, batch: int) -> None:
+    rng = np.random.default_rng(0)
+    inputs = [[CLS, *rng.integers(5, 60, n).tolist()] for n in (3, 100, 15, 40, 1, 99)]
+    bert, llama = write_bert(tmp_path / "bert.gguf"), write_llama(tmp_path / "llama.gguf", "last")
+    for path, model in ((bert, NumpyBert()), (llama, NumpyLlama())):
+        before = used()
+        with load_embedding(path, EngineConfig(max_batch_tokens=batch)) as service:
+            assert service.model.device == machine.gpus()[0].name
+            found = service.embed(inputs)
+            np.testing.assert_allclose(found, [model.embedding(tokens) for tokens in inputs], atol=5e-3)
+        if batch:  # CUDA's own context came with the first
+            assert used() - before < 32 * MIB
 
 
 def test_weights_and_context_are_in_vram_and_are_given_back(tiny_hybrid: Path) -> None:

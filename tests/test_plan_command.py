@@ -139,7 +139,8 @@ def test_a_model_that_is_not_here_is_fetched_where_that_is_agreed_to(
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [(".", "35b.gguf"), ("empty", "no GGUF file"), ("", "list"), ("qwen3-embedding-0.6b", "list")]
+    ("name", "hint"),
+    [(".", "35b.gguf"), ("empty", "no GGUF file"), ("", "list"), ("qwen3-embedding-0.6b", "embed qwen3-embedding")],
 )
 def test_what_is_no_model_is_said_with_what_to_do(
     here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, name: str, hint: str

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import collections
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import httpx
@@ -22,6 +24,7 @@ from pagedrun.server.serving import ServeSettings
 from pagedrun.step import RunnerLimits
 from tests.embedding_fakes import FakeReader, raw, vector
 from tests.server_fakes import Caller, eventually, fake_server, run
+from tests.server_mutations import EMBEDDINGS, mutated
 
 PATH = "/v1/embeddings"
 
@@ -206,6 +209,26 @@ def test_what_cannot_be_computed(fake: Fake) -> None:
     answer = fake.embed([[13]])
     assert answer.status_code == 500 and answer.json()["error"]["type"] == "server_error"
     assert fake.embed("x").status_code == 200
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_request_is_a_defect(seed: int) -> None:
+    async def scenario(fake: Fake) -> None:
+        random = Random(seed)
+        transport = httpx.ASGITransport(app=fake.app)
+        statuses: collections.Counter[int] = collections.Counter()
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            for _ in range(500):
+                path, body = mutated(random, EMBEDDINGS)
+                answer = await client.post(path, content=body)
+                statuses[answer.status_code] += 1
+                assert answer.status_code in (200, 400, 404), (path, body, answer.text)
+                assert answer.status_code == 200 or answer.json()["error"]["message"]
+        assert statuses[200] > 25 and statuses[400] > 100
+        assert fake.serving.gate.inside == 0 and not fake.serving.open_answers and fake.serving.service.alive
+
+    with fake_embeddings() as fake:
+        run(scenario(fake))
 
 
 def test_the_queue_has_an_end() -> None:

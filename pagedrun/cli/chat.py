@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pagedrun import hub, units
-from pagedrun.cli import console, generate
+from pagedrun.cli import console, generate, through
 from pagedrun.cli.options import (
     EngineOptions,
     ModelArgument,
     ModelOptions,
     SamplingOptions,
+    ServerChoice,
     SessionOption,
     TemplateOptions,
     with_options,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from pagedrun.cli.repl.settings import Settings
     from pagedrun.cli.sessions.kept import Kept
     from pagedrun.hub import LocatedModel
-    from pagedrun.service import Service
+    from pagedrun.service import Answerer
 
 #: The model the first-run line points to.
 _BIGGER = "qwen3.6-35b"
@@ -46,6 +47,7 @@ def chat(  # noqa: PLR0913 - each is an option of the command, or a group of the
     stats: Annotated[bool, typer.Option("--stats", help="A line with speeds after each answer.")] = False,
     sampling: SamplingOptions,
     engine: EngineOptions,
+    server: ServerChoice,
 ) -> None:
     """Talk with a model. /help in the chat lists its commands, Ctrl-C stops an answer, Ctrl-D leaves.
 
@@ -70,8 +72,9 @@ def chat(  # noqa: PLR0913 - each is an option of the command, or a group of the
     name = model if model is not None else named.model_option
     with kept(session) as keeps:
         conversation = keeps.conversation() if keeps else None
-        located = generate.find_model(name or (keeps.model if keeps else None), pull=named.pull)
-        with generate.open_model(located, engine, template) as service:
+        name = name or (keeps.model if keeps else None) or through.default_model(server)
+        located = generate.find_model(name, pull=named.pull)
+        with through.open_answerer(located, engine, template, server, session=keeps is not None) as service:
             hub.remember(located)
             if keeps:
                 keeps.attach(service, located.name)
@@ -81,7 +84,7 @@ def chat(  # noqa: PLR0913 - each is an option of the command, or a group of the
 
 
 def _talk(
-    service: Service,
+    service: Answerer,
     system: str | None,
     settings: Settings,
     located: LocatedModel,
@@ -118,7 +121,7 @@ def _tell_of_session(name: str, conversation: Conversation) -> None:
     console.note(console.printable(f"session {name}: {said}"))
 
 
-def _settings(sampling: Any, chat_flags: dict[str, Any], service: Service, spec: ModelSpec | None) -> Settings:
+def _settings(sampling: Any, chat_flags: dict[str, Any], service: Answerer, spec: ModelSpec | None) -> Settings:
     from pagedrun.cli.repl.settings import SAMPLING, Settings
 
     given = {name: getattr(sampling, name) for name in SAMPLING}
@@ -132,7 +135,7 @@ def _settings(sampling: Any, chat_flags: dict[str, Any], service: Service, spec:
     )
 
 
-def _greet(service: Service, located: LocatedModel) -> None:
+def _greet(service: Answerer, located: LocatedModel) -> None:
     """What answers, and, for who has not chosen, what else could."""
     from pagedrun.gguf_file import split_parts
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pagedrun.cli import console, generate, inputs, pages
+from pagedrun.cli import console, generate, inputs, pages, through
 from pagedrun.cli.options import (
     EngineOptions,
     ModelOptions,
     SamplingOptions,
+    ServerChoice,
     SessionOption,
     TemplateOptions,
     read_option_file,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from pagedrun.cli.sessions.kept import Kept
     from pagedrun.hub import LocatedModel
     from pagedrun.sampling import SamplingParams
-    from pagedrun.service import Service
+    from pagedrun.service import Answerer
 
 CUT_OFF = 3
 INTERRUPTED = 130
@@ -108,6 +109,7 @@ def complete(
     session: SessionOption = None,
     sampling: SamplingOptions,
     engine: EngineOptions,
+    server: ServerChoice,
 ) -> None:
     """Answer one prompt. stdout holds the answer and nothing else.
 
@@ -131,9 +133,10 @@ def complete(
         params = replace(params, seed=secrets.randbelow(_SEEDS))  # drawn here, so that --json can tell it
     with kept(session) as keeps:
         before = _Said.of(keeps, raw=answer.raw)
-        located = generate.find_model(named.model_option or (keeps.model if keeps else None), pull=named.pull)
+        name = named.model_option or (keeps.model if keeps else None) or through.default_model(server)
+        located = generate.find_model(name, pull=named.pull)
         text = inputs.assemble(prompt, answer.files, raw=answer.raw)
-        with generate.open_model(located, engine, template) as service:
+        with through.open_answerer(located, engine, template, server, session=keeps is not None) as service:
             if keeps:
                 keeps.attach(service, located.name)
             task = _Task(service, located, answer, template, params, schema, grammar, keeps, before)
@@ -161,7 +164,7 @@ class _Said:
 class _Task:
     """One run, once everything that can be checked without the model has been."""
 
-    service: Service
+    service: Answerer
     located: LocatedModel
     options: AnswerOptions
     template: TemplateOptions
@@ -259,7 +262,7 @@ class _Task:
                 # The first token comes out of reading the prompt.
                 "decode_tokens_per_s": rate(max(usage.completion_tokens - 1, 0), timings.decode_s),
             },
-            "kv_cache": pages.report(self.service.stats.kv),
+            "kv_cache": pages.report(self.service.kv),
             "kept": pages.kept_report(self.service.keeper),
             "model": self.located.name,
             "seed": self.params.seed,

@@ -40,8 +40,8 @@ _SAID_EVERY_S = 5.0
 
 # A command in a hint.
 _COMMANDS = re.compile(
-    r"\bpagedrun(?= (?:setup|doctor|chat|complete|embed|serve|pull|search|list|show|plan|path|verify|rm|quantize|"
-    r"sessions)\b)"
+    r"\bpagedrun(?= (?:setup|doctor|chat|complete|embed|serve|ps|stop|pull|search|list|show|plan|path|verify|rm|"
+    r"quantize|sessions)\b)"
 )
 
 # C0 and C1 controls except tab and newline: what a terminal could take as a command.

@@ -6,9 +6,7 @@ import base64
 import enum
 import json
 import os
-import queue
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
@@ -18,12 +16,13 @@ import typer
 from pagedrun.cli import console, generate, inputs
 from pagedrun.cli.options import MODEL_HELP, EngineOptions, PullOption, with_options
 from pagedrun.errors import ModelError, OutputError, RequestError, UsageError
-from pagedrun.units import count
+from pagedrun.units import count, size
 
 if TYPE_CHECKING:
     from pagedrun.embedding import EmbeddingService, Vectors
 
-_TOGETHER = 256  # lines that are read ahead; fewer where no more have come
+_TOGETHER = 256  # lines whose vectors are written together; fewer where no more have come
+_READ = 1 << 16  # bytes
 
 
 class Format(str, enum.Enum):
@@ -138,7 +137,10 @@ def _row(text: str, n_tokens: int, vector: Vectors, form: Format) -> str:
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     if form is Format.ARRAY:
         return json.dumps(vector.tolist())
-    return json.dumps({"text": text, "tokens": n_tokens, "embedding": vector.tolist()}, ensure_ascii=False)
+    found = {"text": text, "tokens": n_tokens, "embedding": vector.tolist()}
+    return json.dumps(
+        found, ensure_ascii=console.is_terminal(sys.stdout)
+    )  # controls of a text are none of a terminal's
 
 
 def _groups(texts: Sequence[str] | None) -> Iterator[list[Line]]:
@@ -146,35 +148,37 @@ def _groups(texts: Sequence[str] | None) -> Iterator[list[Line]]:
     if texts:
         yield [Line(_text(os.fsencode(text), f"text {i}"), f"text {i}") for i, text in enumerate(texts, 1)]
         return
-    came: queue.Queue[bytes | None] = queue.Queue(_TOGETHER)
-    threading.Thread(target=_read, args=(came,), name="pagedrun-stdin", daemon=True).start()
     number = 0
-    ended = False
-    while not ended:
-        data = [came.get()]
-        while data[-1] is not None and len(data) < _TOGETHER and not came.empty():
-            data.append(came.get())
-        if data[-1] is None:
-            ended = True
-            data.pop()
-        group = []
+    for data in _lines():
+        group: list[Line] = []
         for one in data:
             number += 1
             try:
-                group.append(Line(_text(one or b"", f"line {number}"), f"line {number}"))
+                group.append(Line(_text(one, f"line {number}"), f"line {number}"))
             except RequestError:
                 if group:
                     yield group
                 raise
-        if group:
-            yield group
+        yield group
 
 
-def _read(came: queue.Queue[bytes | None]) -> None:
-    """Lines as they come, and None at the end. On a thread of its own: what is there can be taken without waiting."""
-    for line in sys.stdin.buffer:
-        came.put(line.rstrip(b"\r\n"))
-    came.put(None)
+def _lines() -> Iterator[list[bytes]]:
+    """Lines of standard input, as many as have come. Raises RequestError for one that does not end."""
+    rest: list[bytes] = []
+    n_bytes = 0
+    while data := os.read(sys.stdin.fileno(), _READ):
+        first, *more = data.split(b"\n")
+        rest.append(first)
+        n_bytes += len(first)
+        if n_bytes > inputs.MAX_BYTES:
+            raise RequestError(f"a line of standard input has more than {size(inputs.MAX_BYTES)}")
+        if more:
+            lines = [b"".join(rest), *more[:-1]]
+            rest, n_bytes = [more[-1]], len(more[-1])
+            for at in range(0, len(lines), _TOGETHER):
+                yield [line.removesuffix(b"\r") for line in lines[at : at + _TOGETHER]]
+    if last := b"".join(rest):
+        yield [last.removesuffix(b"\r")]
 
 
 def _text(data: bytes, where: str) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pagedrun.config import EngineConfig
     from pagedrun.embedding import EmbeddingService
     from pagedrun.sampling import SamplingParams
-    from pagedrun.service import Service, Stream
+    from pagedrun.service import Answerer, Service, Stream
     from pagedrun.sharing import Share
 
 
@@ -60,7 +60,8 @@ def find_model(name: str | None, *, pull: bool = False, any_task: bool = False) 
 def require_generates(spec: ModelSpec | None) -> None:
     """Raise ModelError for a known model that does not generate text."""
     if spec is not None and spec.task != "generate":
-        raise ModelError(f"{spec.name} is for {spec.task}: it does not generate text")
+        hint = f'vectors of texts: pagedrun embed {spec.name} "TEXT"' if spec.task == "embed" else ""
+        raise ModelError(f"{spec.name} is for {spec.task}: it does not generate text", hint=hint)
 
 
 @contextmanager
@@ -153,7 +154,7 @@ def loading(located: hub.LocatedModel) -> Iterator[Callable[[int, int], None]]:
         yield on_progress
 
 
-def tell_of_room(config: EngineConfig, service: Service) -> None:
+def tell_of_room(config: EngineConfig, service: Answerer) -> None:
     """Say so where memory holds less than was asked for. It is no error: a window costs nothing, only tokens do. And
     where positions are scaled.
     """
@@ -207,7 +208,7 @@ def think_mode(located: hub.LocatedModel, template: TemplateOptions) -> bool | N
 
 
 def chat_request(
-    service: Service, messages: Sequence[Message], options: ChatOptions, sampling: SamplingParams
+    service: Answerer, messages: Sequence[Message], options: ChatOptions, sampling: SamplingParams
 ) -> tuple[GenerationRequest, RenderedChat]:
     """Messages through the model's chat template, as a request, and what the template made of them.
 
@@ -228,14 +229,14 @@ def chat_request(
 
 
 def raw_request(
-    service: Service, text: str, sampling: SamplingParams, *, grammar: Grammar | None = None
+    service: Answerer, text: str, sampling: SamplingParams, *, grammar: Grammar | None = None
 ) -> GenerationRequest:
     """`text` exactly as it is, as a request: no template; special tokens in it count, as in llama.cpp's tools."""
     tokens = service.vocab.tokenize(text, add_special=True, parse_special=True)
     return GenerationRequest(prompt=tuple(tokens), sampling=sampling, grammar=grammar)
 
 
-def raw_grammar(service: Service, *, schema: str | None, gbnf: str | None) -> Grammar | None:
+def raw_grammar(service: Answerer, *, schema: str | None, gbnf: str | None) -> Grammar | None:
     """The grammar for an answer without a template: from a JSON schema, or GBNF. Raises GrammarError."""
     text = gbnf if schema is None else service.templates.schema_to_grammar(schema)
     return None if text is None else Grammar(text=text)
@@ -306,7 +307,7 @@ class Answer:
         return AnswerDelta(reasoning, content) if reasoning or content else None
 
 
-def ask(service: Service, request: GenerationRequest, rendered: RenderedChat | None = None) -> Answer:
+def ask(service: Answerer, request: GenerationRequest, rendered: RenderedChat | None = None) -> Answer:
     """Start generating. `rendered` is needed to tell thinking from the answer. Raises RequestError."""
     parser = service.templates.reply_parser(rendered) if rendered is not None else None
     return Answer(service.submit(request), parser)

@@ -34,6 +34,8 @@ _COMMANDS = {
     "complete": ("pagedrun.cli.complete", "complete", "Answer one prompt, for pipes and scripts."),
     "embed": ("pagedrun.cli.embed", "embed", "Make vectors of texts, for pipes and scripts."),
     "serve": ("pagedrun.cli.serve", "serve", "Serve a model to programs that speak OpenAI's API."),
+    "ps": ("pagedrun.cli.servers", "ps", "List the servers that run."),
+    "stop": ("pagedrun.cli.servers", "stop", "Stop a server."),
     "show": ("pagedrun.cli.models.show", "show", "Show what a model is, and what a conversation with it costs."),
     "plan": ("pagedrun.cli.plan", "plan", "Show what of a model goes where, and how fast it will be."),
     "pull": ("pagedrun.cli.models.pull", "pull", "Fetch a model: by name, from the hub, or from an address."),

@@ -190,12 +190,32 @@ class EngineOptions:
 
     def settings(self) -> EngineConfig:
         """The engine settings in force. Raises UsageError."""
+        return load_config(self.flags(), file=self.config, defaults=self.defaults)
+
+    def flags(self) -> dict[str, Any]:
+        """Settings by their names; None: not given here."""
         names = (
             "max_seq_len", "rope_scaling", "max_num_seqs", "threads", "gpu_layers", "kv_type", "gpu_memory",
             "swap_space", "disk_space", "cache_disk", "spill", "prefetch_mode", "debug_kv",
         )  # fmt: skip
-        flags = {name: getattr(self, name) for name in names}
-        return load_config(flags, file=self.config, defaults=self.defaults)
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerChoice:
+    """Who answers: a server that runs, or this process."""
+
+    server: Annotated[
+        str | None,
+        _option(
+            "--server",
+            "Have the server of this address answer; none: no server. Otherwise one of yours on this machine that has "
+            "the model, if there is one. Or: PAGEDRUN_SERVER.",
+            panel="Engine",
+            metavar="URL",
+        ),
+    ] = None
+    no_server: Annotated[bool, _option("--no-server", "Load the model here, whatever runs.", panel="Engine")] = False
 
 
 @dataclass(frozen=True, kw_only=True)

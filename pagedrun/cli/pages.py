@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pagedrun.units import count, size
 
 if TYPE_CHECKING:
-    from pagedrun.durable import Keeper
+    from pagedrun.durable import Keeping
     from pagedrun.kv import KvStats
     from pagedrun.kv.stats import DiskStats, PrefetchStats, SpillStats, SwapStats, TierStats
 
@@ -43,7 +43,7 @@ def rows(kv: KvStats, *, on_gpu: bool) -> Rows:
     return found + [("  refused", f"{name}: {text}") for name, text in refused.items() if text]
 
 
-def kept_rows(keeper: Keeper | None) -> Rows:
+def kept_rows(keeper: Keeping | None) -> Rows:
     """What came from conversations on disk, and went there, since the start."""
     if keeper is None or not (keeper.stats.saved or keeper.stats.restored):
         return []
@@ -54,7 +54,7 @@ def kept_rows(keeper: Keeper | None) -> Rows:
     return [("kept on disk", f"{saved}; {count(stats.restored_tokens, 'token')} restored in {stats.restored_s:.2f} s")]
 
 
-def kept_report(keeper: Keeper | None) -> dict[str, Any] | None:
+def kept_report(keeper: Keeping | None) -> dict[str, Any] | None:
     """What was restored, for programs; None where nothing is kept. Saves come after the report."""
     if keeper is None:
         return None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from pagedrun import running
 from pagedrun.cli import console, generate
 from pagedrun.cli.options import (
     EngineOptions,
@@ -20,8 +21,10 @@ from pagedrun.cli.options import (
 )
 from pagedrun.cli.serve_models import ModelsArgument, ServedModelOptions
 from pagedrun.errors import UsageError
+from pagedrun.paths import responses_dir
 
 if TYPE_CHECKING:
+    from pagedrun.cli.sources import LocalSource
     from pagedrun.hub import LocatedModel
     from pagedrun.server.serving import Loaded, ServeSettings
 
@@ -73,14 +76,26 @@ class ServerOptions:
         float, _server("--grace", "How long answers may go on after Ctrl-C or SIGTERM.", "SECONDS", min=0)
     ] = 30.0
 
-    def keys(self) -> tuple[str, ...]:
-        """All keys, of options, file and environment. Raises UsageError."""
+    saving: Annotated[
+        float, _server("--saving-time", "How long conversations may be saved at the end.", "SECONDS", min=0)
+    ] = 30.0
+    keep_responses: Annotated[
+        bool,
+        typer.Option(
+            "--keep-responses/--forget-responses",
+            help="Keep responses on disk, so that previous_response_id goes on after a restart.",
+            rich_help_panel="Server",
+        ),
+    ] = True
+
+    def keys(self, file_option: str = "--api-key-file") -> tuple[str, ...]:
+        """All keys, of options, file and environment. file_option: what named the file. Raises UsageError."""
         keys = list(self.api_key or ())
         if self.api_key_file is not None:
-            text = read_option_file(self.api_key_file, "--api-key-file")
+            text = read_option_file(self.api_key_file, file_option)
             found = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
             if not found:
-                raise UsageError(f"--api-key-file: {self.api_key_file} has no key")
+                raise UsageError(f"{file_option}: {self.api_key_file} has no key")
             keys += found
         if variable := os.environ.get("PAGEDRUN_API_KEY"):
             keys.append(variable.strip())
@@ -112,6 +127,7 @@ class ServingEngineOptions(EngineOptions):
 
 @with_options
 def serve(
+    ctx: typer.Context,
     models: ModelsArgument = None,
     *,
     named: ServedModelOptions,
@@ -124,20 +140,27 @@ def serve(
     Without MODEL: the one used last, or the small one that comes with pagedrun. The first of several is loaded at once,
     others when somebody asks for them; where memory is short those leave that nobody uses, the one used longest ago
     first. gpu_memory, swap_space and cache_disk are for all of them together. /docs lists what can be asked. Ctrl-C or
-    SIGTERM stops it: running answers may end first, a second Ctrl-C ends them. Requests are not logged; -v shows
-    their paths, status and time, but neither prompts nor answers. A model for embeddings is served at /v1/embeddings.
+    SIGTERM stops it: running answers may end first, a second Ctrl-C ends them; then conversations are saved, which a
+    further one skips. Requests are not logged; -v shows their paths, status and time, but neither prompts nor answers.
+    A model for embeddings is served at /v1/embeddings. A browser finds a page to chat with at /.
+
+    Options can be in the settings file too, in a table [serve], by their long names with _ for -.
 
     Exit codes: 0 stopped, 1 it could not start, 2 wrong usage.
     """
+    from pagedrun.cli.serve_file import ServeFile
     from pagedrun.config import n_bytes
 
+    file = ServeFile(engine.config, lambda name: _is_given(ctx, name) or (name == "model_option" and bool(models)))
+    named, server, template = file.fill(named), file.fill(server), file.fill(template)
+    file.check()
     names = [*(models or ()), *(named.model_option or ())]
     if len(names) > 1 and (server.name or template.chat_template):
-        option = "--served-model-name" if server.name else "--chat-template"
+        option = file.called("served_model_name" if server.name else "chat_template")
         raise UsageError(f"{option} is for one model, and {len(names)} are named")
-    keep_s = named.keep_s(len(names))
-    keys, max_body = server.keys(), n_bytes(server.max_body, "--max-body")
-    _check_origins(server.cors or ())
+    keep_s = named.keep_s(len(names), file.called("keep_alive"))
+    keys, max_body = server.keys(file.called("api_key_file")), n_bytes(server.max_body, file.called("max_body"))
+    _check_origins(server.cors or (), file.called("cors"))
     settings = engine.settings()  # what is wrong there is said before anything is loaded
     template_text = template.template_text()
     from pagedrun.cli.sources import InstalledModels, Loader, LocalSource, check_names
@@ -146,10 +169,11 @@ def serve(
     from pagedrun.sharing import SharedMemory
 
     sock = run.bind(server.host, server.port)
+    record = running.Record()
     try:
 
         def how(located: LocatedModel) -> ServeSettings:
-            return _how(server, template, located, keys, max_body)
+            return replace(_how(server, template, located, keys, max_body), secret=record.secret)
 
         found = {
             located.path: located
@@ -173,12 +197,18 @@ def serve(
             _greet(first, server.host)
             _log()
             listening = f"listening on {run.address_of(sock)}/v1 (Ctrl-C stops)"
-            run.serve(serving, sock, lambda: console.note(listening))
+
+            def on_start() -> None:
+                _announce(record, run.address_of(sock), sources, any_installed=named.any_installed)
+                console.note(listening)
+
+            run.serve(serving, sock, on_start, console.note)
         finally:
             serving.close()
         console.note("stopped")
     finally:
         sock.close()
+        record.close()
 
 
 def _how(
@@ -198,6 +228,8 @@ def _how(
         hosts=("localhost", *map(str.lower, server.allowed_host or ())) if server.host in _LOOPBACK else (),
         system=template.system,
         think=generate.think_mode(located, template),
+        responses=responses_dir() if server.keep_responses else None,
+        saving_s=server.saving,
         sampling_for=(lambda think: spec.sampling_for(think=think)) if spec else None,
     )
 
@@ -213,6 +245,15 @@ def _greet(loaded: Loaded, host: str) -> None:
         console.warn(f"whoever reaches {host} may ask: there is no API key (--api-key-file)")
 
 
+def _announce(record: running.Record, url: str, sources: Sequence[LocalSource], *, any_installed: bool) -> None:
+    """Let `ps`, `chat` and `complete` find the server."""
+    offered = [running.Offered(one.settings.names[0], str(one.located.path.absolute())) for one in sources]
+    try:
+        record.write(running.reachable(url), offered, any_installed=any_installed)
+    except OSError as e:
+        console.warn(f"ps, chat and complete will not find this server: {running.servers_dir()}: {e.strerror}")
+
+
 def _log() -> None:
     """With -v, a line for each request."""
     import logging
@@ -222,7 +263,13 @@ def _log() -> None:
         logging.getLogger("pagedrun.server").setLevel(logging.INFO)
 
 
-def _check_origins(origins: Sequence[str]) -> None:
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    """Whether the command line has an option."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _check_origins(origins: Sequence[str], option: str) -> None:
     for origin in origins:
         if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
-            raise UsageError(f"--cors {origin!r} is not an origin", hint="for example http://localhost:3000, or *")
+            raise UsageError(f"{option} {origin!r} is not an origin", hint="for example http://localhost:3000, or *")

@@ -47,11 +47,11 @@ class ServedModelOptions:
         ),
     ] = None
 
-    def keep_s(self, n_models: int) -> float | None:
-        """Seconds that a model stays without requests; None: for ever. Raises UsageError."""
+    def keep_s(self, n_models: int, option: str = "--keep-alive") -> float | None:
+        """Seconds that a model stays without requests; None: for ever. option: what said so. Raises UsageError."""
         if self.keep_loaded is None:
             return _STAY_S if n_models > 1 or self.any_installed else None
-        return seconds(self.keep_loaded, "--keep-alive")
+        return seconds(self.keep_loaded, option)
 
 
 def seconds(text: str, what: str) -> float | None:

@@ -15,7 +15,7 @@ Each imports from those below it only. Files are never needed: whatever is wrong
 from __future__ import annotations
 
 from pagedrun.durable.keeper import Keeper, KeeperStats
-from pagedrun.durable.named import Claim, NamedSession
+from pagedrun.durable.named import Claim, Keeping, NamedSession, PagesGoneError
 from pagedrun.durable.rates import Speeds
 
-__all__ = ["Claim", "Keeper", "KeeperStats", "NamedSession", "Speeds"]
+__all__ = ["Claim", "Keeper", "KeeperStats", "Keeping", "NamedSession", "PagesGoneError", "Speeds"]

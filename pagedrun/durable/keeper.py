@@ -4,7 +4,7 @@
                                                 is brought up to date when a page's tokens are new, or at the end
     a prompt that begins like a file            waits until it is restored, if that is faster than computing it
     memory is short                             saves and restores under way give up theirs first
-    the end                                     what is not saved yet is
+    the end                                     what is not saved yet is, as long as there is time
 
 Everything here runs on the engine's thread; `call` brings work of other threads there. What is restored rests, and is
 found by its tokens like all that rests: a file can make a prompt faster, and nothing else. One that is damaged, or of
@@ -94,6 +94,11 @@ class Keeper:
         """Whether something is under way."""
         return self._saving is not None or bool(self._loading) or bool(self._wishes)
 
+    @property
+    def unsaved(self) -> int:
+        """Conversations that are still to be saved. From any thread."""
+        return len(self._unsaved) + (self._saving is not None) + len(self._wishes)
+
     # saving
 
     def rested(self, conversation: ConversationId) -> None:
@@ -111,12 +116,18 @@ class Keeper:
         self._next()
 
     def close(self) -> None:
-        """Save what is not saved yet; restores are given up. It goes on while `busy`."""
+        """Save what is not saved yet, the newest first; restores are given up. It goes on while `busy`."""
         for load in self._loading.values():
             load.stop()
         self._short, self._closing = False, True
-        self._unsaved |= self._little
+        self._unsaved = self._little | self._unsaved
         self._next()
+
+    def give_up(self) -> None:
+        """There is no time for automatic entries any more. One that is being written ends soon."""
+        self._unsaved.clear()
+        if self._saving is not None and self._saving.key[0] == "cache":
+            self._saving.release()
 
     # restoring
 
@@ -201,7 +212,7 @@ class Keeper:
         self._begin(key, contents, held, mark, done)
 
     def _begin_automatic(self) -> None:
-        conversation = next(iter(self._unsaved))
+        conversation = next(reversed(self._unsaved) if self._closing else iter(self._unsaved))
         del self._unsaved[conversation]
         if conversation not in self.resting.index:
             return  # it goes on, or was forgotten

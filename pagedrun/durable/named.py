@@ -7,6 +7,7 @@ is computed is found by tokens: where text and pages do not agree, or pages cann
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -21,14 +22,35 @@ from pagedrun.sessions import Contents, Identity, Meta, OtherIdentityError, Sess
 from pagedrun.sessions.names import checked_name
 
 if TYPE_CHECKING:
-    from pagedrun.durable.keeper import Keeper
+    from pagedrun.durable.keeper import KeeperStats
+    from pagedrun.durable.stored import Key
+    from pagedrun.durable.wishes import Told
+    from pagedrun.sessions import Mark
+
+
+log = logging.getLogger(__name__)
+
+
+class Keeping(Protocol):
+    """What a session needs of a `Keeper`."""
+
+    automatic: bool
+    stats: KeeperStats
+
+    def register(self, key: Key, tokens: Sequence[int], snapshots: Sequence[int], mark: Mark) -> None:
+        """A file that prompts may go on from, and that saves of this name go on in."""
+        ...
+
+    def save(self, name: str, tokens: Sequence[int], note: str, told: Told) -> None:
+        """Save what rests and begins with these tokens as a named session, with a text."""
+        ...
 
 
 class Serving(Protocol):
     """What a session needs of a service. keeper: None where there are no pages, and only texts are saved."""
 
     @property
-    def keeper(self) -> Keeper | None:
+    def keeper(self) -> Keeping | None:
         """Of its engine."""
         ...
 
@@ -40,6 +62,10 @@ class Serving(Protocol):
     def call(self, work: Callable[[], None]) -> None:
         """Have something done on the engine's thread."""
         ...
+
+
+class PagesGoneError(SessionError):
+    """Who has the pages does not answer any more: a server that has ended."""
 
 
 class Claim:
@@ -137,6 +163,8 @@ class NamedSession:
         future: Future[None] = Future()
 
         def told(error: PagedrunError | None) -> None:
+            if isinstance(error, PagesGoneError):
+                error = self._without_pages(error, note)
             future.set_result(None) if error is None else future.set_exception(error)
 
         keeper = self._serving.keeper
@@ -165,12 +193,19 @@ class NamedSession:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _register(self, keeper: Keeper, identity: Identity) -> None:
+    def _register(self, keeper: Keeping, identity: Identity) -> None:
         assert self._serving is not None  # `attach` has set it
-        with Session(self._folder.path(self.name), identity, direct=False, lock=False) as session:
-            tokens, mark = session.tokens.astype(np.int32).tolist(), session.index.mark
-            positions = [position for position, _ in session.meta.snapshots]
-        self._serving.call(lambda: keeper.register(("named", self.name), tokens, positions, mark))
+        found = stored(self._folder, self.name, identity)
+        self._serving.call(lambda: keeper.register(("named", self.name), *found))
+
+    def _without_pages(self, why: PagedrunError, note: str) -> PagedrunError | None:
+        """Save the text alone; answers what is wrong then."""
+        try:
+            self._save_note(note)
+        except PagedrunError as e:
+            return e
+        log.warning("%s: %s; what was said is kept, and will be read again", self.name, why.message)
+        return None
 
     def _save_note(self, note: str) -> None:
         assert self._serving is not None  # `save` has seen to it
@@ -181,6 +216,16 @@ class NamedSession:
     def _way_out(self) -> str:
         other = f"use it with --model {self.model}, or " if self.model else ""
         return f"{other}begin another one, or remove it: pagedrun sessions rm {self.name}"
+
+
+def stored(folder: SessionFolder, name: str, identity: Identity) -> tuple[list[int], list[int], Mark]:
+    """Tokens of a session's file, those of each recurrent state, and which state of the file this is.
+
+    Raises SessionError.
+    """
+    with Session(folder.path(name), identity, direct=False, lock=False) as session:
+        positions = [position for position, _ in session.meta.snapshots]
+        return session.tokens.astype(np.int32).tolist(), positions, session.index.mark
 
 
 def _none(number: int) -> Any:

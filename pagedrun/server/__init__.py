@@ -9,6 +9,7 @@ chat, completions     OpenAI's objects and chunks (replies: what they share)
 embeddings            vectors of texts
 messages              Anthropic's, with messages_fields
 responses             OpenAI's newer API, with responses_fields and responses_store
+own                   `chat` and `complete` of the same version through the server (direct), and their sessions (kept)
 serving               one loaded model
 models, served, mover which one a request means; loading, and giving memory back
 tools, metrics, docs  tokens, health, figures, a look inside, /docs

@@ -18,18 +18,22 @@ from pagedrun.server import chat, completions, embeddings, listing, messages, me
 from pagedrun.server.body import Gone, read_json
 from pagedrun.server.chat_fields import REFUSED, ChatRequest
 from pagedrun.server.completions import CompletionPresenter, CompletionRequest
+from pagedrun.server.direct import CancelRequest, GenerateRequest
 from pagedrun.server.docs import SCHEMAS, page, request_body
 from pagedrun.server.embeddings import EmbeddingRequest
 from pagedrun.server.errors import ApiError, of_ours
 from pagedrun.server.fields import validated
 from pagedrun.server.guard import Guard, body_for
 from pagedrun.server.http import Answering, Begun, gone, unless_gone
+from pagedrun.server.kept import SaveRequest, UseRequest
 from pagedrun.server.messages_fields import CountRequest, MessagesRequest
 from pagedrun.server.models import Models
+from pagedrun.server.own import Own
 from pagedrun.server.responses import ResponsesPresenter
 from pagedrun.server.responses_fields import ResponsesRequest
-from pagedrun.server.responses_store import Responses
+from pagedrun.server.responses_items import ListQuery, items_of, page_of
 from pagedrun.server.serving import Loaded, Serving, generating
+from pagedrun.server.web import add_page
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -41,9 +45,11 @@ def make_app(models: Models) -> FastAPI:
     _add_embeddings(app, models)
     _add_messages(app, models)
     _add_responses(app, models)
+    _add_own(app, Own(models))
     _add_tools(app, models)
     _add_views(app, models)
     _add_docs(app)
+    add_page(app)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(PagedrunError, _our_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -121,7 +127,7 @@ def _add_messages(app: FastAPI, models: Models) -> None:
 
 
 def _add_responses(app: FastAPI, models: Models) -> None:
-    kept = Responses()
+    kept = models.responses
 
     async def create_response(request: Request) -> Response:
         """Answer a chat as items; `previous_response_id` goes on from an earlier one."""
@@ -134,17 +140,31 @@ def _add_responses(app: FastAPI, models: Models) -> None:
 
         return Answering(models, asked.model, begin, stream=bool(asked.stream))
 
-    async def get_response(response_id: str) -> Response:
+    def get_response(response_id: str) -> Response:  # these read files: not in the event loop
         return JSONResponse(kept.get(response_id).response)
 
-    async def delete_response(response_id: str) -> Response:
+    def delete_response(response_id: str) -> Response:
         kept.remove(response_id)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+    def input_items(response_id: str, request: Request) -> Response:
+        """The conversation that a response answers, the newest items first: limit, order, after."""
+        query = validated(ListQuery, dict(request.query_params))
+        return JSONResponse(page_of(items_of(response_id, kept.get(response_id).messages[:-1]), query))
 
     _post(app, "/v1/responses", create_response, ResponsesRequest)
     one = "/v1/responses/{response_id}"
     _get(app, one, get_response, "A response that is still kept.")
+    _get(app, f"{one}/input_items", input_items, input_items.__doc__ or "")
     app.add_api_route(one, delete_response, methods=["DELETE"], description="Forget one.", response_model=None)
+
+
+def _add_own(app: FastAPI, own: Own) -> None:
+    _get(app, "/v1/pagedrun/engine", own.engine, own.engine.__doc__ or "")
+    _post(app, "/v1/pagedrun/generate", own.generate, GenerateRequest)
+    _post(app, "/v1/pagedrun/cancel", own.cancel, CancelRequest)
+    _post(app, "/v1/pagedrun/sessions/use", own.use_session, UseRequest)
+    _post(app, "/v1/pagedrun/sessions/save", own.save_session, SaveRequest)
 
 
 def _add_tools(app: FastAPI, models: Models) -> None:
@@ -170,7 +190,6 @@ def _add_views(app: FastAPI, models: Models) -> None:
     of_a_model: dict[str, Callable[[Loaded], dict[str, Any]]] = {
         "/v1/pagedrun/properties": tools.properties,
         "/v1/pagedrun/plan": tools.plan,
-        "/v1/pagedrun/memory": tools.memory,
         "/v1/pagedrun/stats": tools.statistics,
     }
     for path, view in views.items():
@@ -180,6 +199,9 @@ def _add_views(app: FastAPI, models: Models) -> None:
 
     async def all_models() -> Response:
         return JSONResponse(await listing.listed(models))
+
+    async def memory(model: str | None = None) -> Response:
+        return JSONResponse(await tools.memory(models.peek(model)))
 
     async def one_model(model_id: str) -> Response:
         return JSONResponse(await listing.one(models, model_id))
@@ -204,6 +226,7 @@ def _add_views(app: FastAPI, models: Models) -> None:
     _post(app, "/v1/pagedrun/models/load", load_model, listing.ModelRequest)
     _post(app, "/v1/pagedrun/models/unload", unload_model, listing.ModelRequest)
     _get(app, "/v1/models/{model_id:path}", one_model, "One of the models.")
+    _get(app, "/v1/pagedrun/memory", memory, tools.memory.__doc__ or "")
     _get(app, "/metrics", metrics, "Figures for Prometheus.")
 
 
@@ -252,7 +275,7 @@ def _post(app: FastAPI, path: str, endpoint: Endpoint, model: type[Any]) -> None
     )
 
 
-def _get(app: FastAPI, path: str, endpoint: Callable[..., Awaitable[Response]], description: str) -> None:
+def _get(app: FastAPI, path: str, endpoint: Callable[..., Response | Awaitable[Response]], description: str) -> None:
     app.add_api_route(path, endpoint, methods=["GET"], description=description, response_model=None)
 
 

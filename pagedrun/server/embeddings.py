@@ -101,7 +101,7 @@ def embedding(served: Loaded) -> EmbeddingServing:
         return served
     raise ApiError(
         400,
-        f"the model '{served.name}' generates text: it makes no embeddings. Serve a model for embeddings beside it.",
+        f"the model '{served.name}' generates text: it makes no embeddings. Name one for embeddings in 'model'.",
         param="model",
         code="model_not_supported",
     )

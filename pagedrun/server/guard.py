@@ -17,15 +17,15 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pagedrun.server import messages
+from pagedrun.server import messages, web
 from pagedrun.server.errors import ApiError
 from pagedrun.server.models import Models
 from pagedrun.server.replies import sse
 
 log = logging.getLogger("pagedrun.server")
 
-#: Where no key is needed: whether it runs, and what can be asked.
-OPEN = frozenset({"/health", "/ready", "/docs", "/openapi.json"})
+#: Where no key is needed: whether it runs, what can be asked, and the page, which asks for a key itself.
+OPEN = frozenset({"/health", "/ready", "/docs", "/openapi.json"}) | web.paths()
 
 
 class Guard:

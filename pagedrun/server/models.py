@@ -17,6 +17,7 @@ from typing import Protocol
 from pagedrun.server.errors import ApiError, not_ready
 from pagedrun.server.metrics import Metrics, Reading
 from pagedrun.server.mover import Mover
+from pagedrun.server.responses_store import Responses
 from pagedrun.server.served import Served, Source
 from pagedrun.server.serving import Loaded, ServeSettings
 
@@ -62,6 +63,7 @@ class Models:
         self.mover = Mover(self.all, self.metrics, keep_s=keep_s, say=say, clock=clock)
         self.keep_s = keep_s
         self.prepare = ThreadPoolExecutor(1, thread_name_prefix="pagedrun-bodies")
+        self.responses = Responses(settings.responses)
         self.stopping = False
         for serving in loaded:
             served = next((one for one in self.all if one.name == serving.name), None)
@@ -160,6 +162,7 @@ class Models:
         """Save what is to be saved, and free all of them. After the last request."""
         self.stopping = True
         self.prepare.shutdown(cancel_futures=True)
+        self.responses.close()
         self.mover.close()
 
     def _known(self, name: str | None) -> Served | None:

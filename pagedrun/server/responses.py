@@ -31,15 +31,17 @@ class ResponsesPresenter(Presenter):
         self._asked = asked
         self._given = given
         self._kept = kept
-        before = asked.previous_response_id
-        self._before = kept.get(before, "previous_response_id").messages if before is not None else ()
+        self._before: tuple[Message, ...] = ()
         self._items: list[dict[str, Any]] = []
         self._open = ""
         self._n_events = 0
         self._logprobs: list[dict[str, Any]] = []
 
     def task(self) -> Task:
-        """The request of the engine. Raises ApiError, RequestError."""
+        """The request of the engine. Reads what is gone on from. Raises ApiError, RequestError."""
+        before = self._asked.previous_response_id
+        if before is not None:
+            self._before = self._kept.get(before, "previous_response_id").messages
         return chat_task(self.serving, ask_of(self._asked, self._before))
 
     def started(self, answers: Answers) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Listening, and stopping: running answers get some time, then they are told, then the model is freed."""
+"""Listening, and stopping: running answers get some time, then they are told, conversations are saved, models freed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import uvicorn
 
 from pagedrun.errors import UsageError
 from pagedrun.server.app import make_app
+from pagedrun.server.ending import Ending
 from pagedrun.server.models import Models
 
 _AFTER_GRACE_S = 5  # for the last events of cancelled answers
 _LOOK_S = 0.05
 _BACKLOG = 1024
+_IDLE_S = 75  # longer than clients keep a connection: one that is closed as they use it again is an error to them
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -48,9 +50,14 @@ def address_of(sock: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with our way to stop. A second signal does not wait."""
+    """uvicorn, with our way to stop. A further signal ends what it waits for: answers, or saving conversations."""
 
-    def __init__(self, models: Models, on_start: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        models: Models,
+        on_start: Callable[[], None] = lambda: None,
+        told: Callable[[str], None] = lambda line: None,
+    ) -> None:
         config = uvicorn.Config(
             make_app(models),
             access_log=False,
@@ -59,11 +66,14 @@ class Server(uvicorn.Server):
             ws="none",
             server_header=False,
             backlog=_BACKLOG,
+            timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=_AFTER_GRACE_S,
         )
         super().__init__(config)
         self._models = models
         self._on_start = on_start
+        self._told = told
+        self._ending: Ending | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so."""
@@ -85,8 +95,10 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(one)
 
     def ask_to_stop(self) -> None:
-        """Stop taking requests; the second time end at once. For the event loop."""
-        if self.should_exit:
+        """Stop taking requests; the second time end what is waited for. For the event loop."""
+        if self._ending is not None:
+            self._ending.skip()
+        elif self.should_exit:
             self._models.cancel_all()
             self.force_exit = True
         self._models.stop()
@@ -106,8 +118,15 @@ class Server(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             timer.cancel()
+            self._ending = Ending(self._models.loaded, self._models.settings.saving_s, self._told)
+            await self._ending.wait()
 
 
-def serve(models: Models, sock: socket.socket, on_start: Callable[[], None]) -> None:
-    """Serve on a bound socket until a signal comes. Answers that run may end; then it returns."""
-    Server(models, on_start).run(sockets=[sock])
+def serve(
+    models: Models, sock: socket.socket, on_start: Callable[[], None], told: Callable[[str], None] = lambda line: None
+) -> None:
+    """Serve on a bound socket until a signal comes. Answers that run may end, conversations are saved; then it returns.
+
+    told: gets a line for people when that takes a while.
+    """
+    Server(models, on_start, told).run(sockets=[sock])

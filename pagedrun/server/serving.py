@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pagedrun import __version__
@@ -43,6 +44,9 @@ class ServeSettings:
     long running answers may go on when the server stops. keys: who knows one may ask; none: everybody. cors: origins
     whose pages may ask, "*" for all. hosts: names by which it may be called; none: any. system: for chats that have no
     system message. think: None leaves it to the template. sampling_for: recommended settings, by whether it thinks.
+    responses: a folder for what `previous_response_id` goes on from; None: in memory. saving_s: how long conversations
+    may be saved at the end.
+    secret: who knows it is the server's own user; "": nobody is.
     """
 
     names: tuple[str, ...]
@@ -56,6 +60,9 @@ class ServeSettings:
     system: str | None = None
     think: bool | None = None
     sampling_for: Callable[[bool | None], Mapping[str, Any]] | None = None
+    responses: Path | None = None
+    saving_s: float = 30.0
+    secret: str = ""
 
 
 class AnyService(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -19,9 +20,11 @@ from pagedrun.server.completions import check_tokens, text_of
 from pagedrun.server.errors import ApiError, not_ready
 from pagedrun.server.fields import Strict, validated
 from pagedrun.server.models import Models
-from pagedrun.server.serving import Loaded, generating
+from pagedrun.server.serving import Loaded, Serving, generating
 
 T = TypeVar("T")
+
+_STEP_S = 0.5  # how long who asks for figures waits for a step's end
 
 
 class TokenizeRequest(Strict):
@@ -142,8 +145,18 @@ def _without_gpu(serving: Loaded) -> dict[str, Any]:
     return found
 
 
-def memory(serving: Loaded) -> dict[str, Any]:
-    """Pages by tier, as they were when an answer last ended; null without pages, and before the first."""
+async def memory(serving: Loaded) -> dict[str, Any]:
+    """Pages by tier, as they are; null without pages."""
+    loop, counted = asyncio.get_running_loop(), asyncio.Event()
+
+    def done() -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(counted.set)
+
+    if isinstance(serving, Serving) and serving.service.alive:
+        serving.service.measure(done)
+        with suppress(asyncio.TimeoutError):  # a long step: what was counted last
+            await asyncio.wait_for(counted.wait(), _STEP_S)
     stats = serving.service.stats
     return {"kv_cache": None if stats.kv is None else {**asdict(stats.kv), "evictions": stats.kv.evictions}}
 

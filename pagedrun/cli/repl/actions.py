@@ -132,8 +132,8 @@ def _set(state: ChatState, text: str) -> Next:
 
 def _stats(state: ChatState, _: str) -> Next:
     on_gpu = state.service.model.on_gpu
-    used, kv = min(state.used(), state.context_size), state.service.stats.kv
-    rows = state.stats.rows(used=used, size=state.context_size, on_gpu=on_gpu, kv=kv)
+    used, kv = min(state.used(), state.context_size), state.service.kv
+    rows = state.stats.rows(used=used, size=state.context_size, on_gpu=on_gpu, kv=kv, pid=state.service.pid)
     state.output.table([*rows, *pages.kept_rows(state.service.keeper)])
     return None
 

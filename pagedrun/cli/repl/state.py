@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pagedrun.chat import RenderedChat
     from pagedrun.cli.sessions.kept import Kept
     from pagedrun.request import GenerationRequest
-    from pagedrun.service import Service
+    from pagedrun.service import Answerer
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class ChatState:
     keeps: the session that it is saved to by itself; None: there is none.
     """
 
-    service: Service
+    service: Answerer
     output: Output
     conversation: Conversation = field(default_factory=Conversation)
     settings: Settings = field(default_factory=Settings)

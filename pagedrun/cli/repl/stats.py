@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pagedrun import units
 from pagedrun.cli import pages
+from pagedrun.footprint import gpu_memory, process_memory
 from pagedrun.request import Finished
 
 if TYPE_CHECKING:
@@ -81,8 +81,13 @@ class Stats:
         """The last answer in one line."""
         return f"prompt {self.last.prompt} · answer {self.last.decode}" if self.last else ""
 
-    def rows(self, *, used: int, size: int, on_gpu: bool, kv: KvStats | None) -> list[tuple[str, str]]:
-        """What /stats shows: (label, value) pairs. `used` and `size` are tokens of the context; kv: of its pages."""
+    def rows(
+        self, *, used: int, size: int, on_gpu: bool, kv: KvStats | None, pid: int | None = None
+    ) -> list[tuple[str, str]]:
+        """What /stats shows: (label, value) pairs. `used` and `size` are tokens of the context; kv: of its pages.
+
+        pid: of the process that has the model; None: it is not here.
+        """
         rows = []
         if self.last:
             rows += [("last prompt", self.last.prompt), ("last answer", self.last.decode)]
@@ -96,31 +101,18 @@ class Stats:
         percent = f"{100 * used / size:.0f}%" if size else "-"
         rows.append(("context", f"{units.count(used)} of {units.count(size, 'token')} ({percent})"))
         rows += pages.rows(kv, on_gpu=on_gpu) if kv else []
-        rows.append(("memory", units.size(process_memory())))
-        if on_gpu and (vram := gpu_memory()) is not None:
-            rows.append(("GPU memory", units.size(vram)))
-        return rows
+        return rows + _memory_rows(pid, on_gpu=on_gpu)
 
 
-def process_memory() -> int:
-    """Bytes of RAM this process holds (resident set, with the mapped model)."""
+def _memory_rows(pid: int | None, *, on_gpu: bool) -> list[tuple[str, str]]:
     import psutil
 
-    return int(psutil.Process().memory_info().rss)
-
-
-def gpu_memory() -> int | None:
-    """Bytes of GPU memory this process holds on all GPUs; None when the driver does not tell."""
-    import pynvml
-
+    if pid is None:
+        return []
     try:
-        pynvml.nvmlInit()
-        try:
-            handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-            processes = [p for h in handles for p in pynvml.nvmlDeviceGetComputeRunningProcesses(h)]
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return None
-    mine = [p.usedGpuMemory for p in processes if p.pid == os.getpid() and p.usedGpuMemory is not None]
-    return sum(mine) if mine else None  # inside a container the driver reports other pids
+        rows = [("memory", units.size(process_memory(pid)))]
+    except psutil.Error:  # a server that has ended
+        return []
+    if on_gpu and (vram := gpu_memory(pid)) is not None:
+        rows.append(("GPU memory", units.size(vram)))
+    return rows

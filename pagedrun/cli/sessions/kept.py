@@ -19,7 +19,7 @@ from pagedrun.units import count
 if TYPE_CHECKING:
     from pagedrun.cli.repl.conversation import Conversation
     from pagedrun.durable import NamedSession
-    from pagedrun.service import Service
+    from pagedrun.service import Answerer
 
 RAW = "pagedrun-raw"
 VERSION = 1
@@ -45,7 +45,7 @@ class Kept:
         """What it was saved with, as a user types it; None for a new one."""
         return self._session.model or None
 
-    def attach(self, service: Service, model: str) -> None:
+    def attach(self, service: Answerer, model: str) -> None:
         """Prompts go on from the session's pages. Warns where they cannot; raises SessionError for another model."""
         self._model = model
         self._session.attach(service, model)

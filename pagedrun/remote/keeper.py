@@ -1,0 +1,67 @@
+"""Named sessions through a server, whose engine saves and restores them: in files that this user has anyway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from pagedrun.durable import KeeperStats, PagesGoneError
+from pagedrun.errors import PagedrunError
+from pagedrun.remote.address import Address, checked, post
+
+if TYPE_CHECKING:
+    from pagedrun.durable.stored import Key
+    from pagedrun.durable.wishes import Told
+    from pagedrun.sessions import Mark
+
+_SAVE_S = 600.0
+
+
+class RemoteKeeper:
+    """What a session needs of a `Keeper`. Who has the session is seen to by this process.
+
+    automatic: without effect, as a server also keeps what others say.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        model: str,
+        client: httpx.AsyncClient,
+        soon: Callable[[Coroutine[Any, Any, None]], Future[None]],
+    ) -> None:
+        self.automatic = True
+        self.stats = KeeperStats()
+        self._address, self._model, self._client, self._soon = address, model, client, soon
+        self._order = asyncio.Lock()
+
+    def learn(self, stats: Mapping[str, Any]) -> None:
+        """The server's figures."""
+        self.stats = KeeperStats(**stats)
+
+    def register(self, key: Key, tokens: Sequence[int], snapshots: Sequence[int], mark: Mark) -> None:
+        """The server reads the file itself. Raises PagedrunError."""
+        post(self._address, "/v1/pagedrun/sessions/use", {"model": self._model, "name": key[1]}, read_s=_SAVE_S)
+
+    def save(self, name: str, tokens: Sequence[int], note: str, told: Told) -> None:
+        """Have it saved; one after the other, as they were asked for."""
+        data = {"model": self._model, "name": name, "tokens": list(tokens), "note": note}
+        self._soon(self._save(data, told))
+
+    async def _save(self, data: Mapping[str, Any], told: Told) -> None:
+        error: PagedrunError | None = None
+        try:
+            async with self._order:
+                answer = await self._client.post("/v1/pagedrun/sessions/save", json=data, timeout=_SAVE_S)
+                checked(self._address, answer)
+        except PagedrunError as e:
+            error = e
+        except httpx.HTTPError as e:
+            error = PagesGoneError(f"the server does not answer: {e}")
+        except asyncio.CancelledError:
+            error = PagesGoneError("the connection was closed")
+        told(error)

@@ -1,0 +1,149 @@
+// The page: the field to write in, settings, the key, the models.
+
+import { after, ask, isBusy, showContext, showState, stop } from "./answers.js";
+import * as columns from "./columns.js";
+import * as engine from "./engine.js";
+import { newChat, openedAnother, showList } from "./list.js";
+import { at, isLoaded, sends, state, toast } from "./state.js";
+import * as store from "./store.js";
+import { get, key } from "./talk.js";
+
+function grow() {
+  const field = at("message");
+  field.style.height = "auto";
+  field.style.height = `${field.scrollHeight}px`;
+  showState();
+}
+
+// settings, the key, the models
+
+function openSettings() {
+  const values = store.settings.get();
+  for (const field of at("settings-form").elements) if (field.name) field.value = values[field.name] ?? "";
+  at("s-think").hidden = !state.thinks;
+  at("settings").showModal();
+}
+
+function saveSettings() {
+  const values = store.settings.get();
+  for (const field of at("settings-form").elements) {
+    if (!field.name) continue;
+    if (field.value.trim() && field.validity.valid) values[field.name] = field.value;
+    else delete values[field.name];
+  }
+  store.settings.set(values);
+}
+
+function askForKey() {
+  if (at("key").open) return;
+  at("key-value").value = "";
+  at("key").showModal();
+}
+
+async function findModels() {
+  let found;
+  try {
+    found = await get("v1/models");
+  } catch (error) {
+    if (error.status === 401) askForKey();
+    else toast(error.message);
+    return;
+  }
+  const before = at("model").value || store.settings.get().model;
+  state.models = new Map(found.data.map((one) => [one.id, one]));
+  at("model").replaceChildren(...[...state.models.keys()].map((name) => new Option(name, name)));
+  if (state.models.has(before)) at("model").value = before;
+  await choseModel();
+}
+
+async function choseModel() {
+  const name = at("model").value;
+  showContext();
+  state.thinks = true; // the server says so if it does not
+  if (!isLoaded()) {
+    engine.watch(null, true);
+    return;
+  }
+  try {
+    const found = await get(`v1/pagedrun/properties?model=${encodeURIComponent(name)}`);
+    if (name !== at("model").value) return; // another one was chosen meanwhile
+    state.thinks = found.supports_thinking ?? false;
+    engine.watch(name, found.model.device !== "CPU");
+    engine.look();
+  } catch {
+    engine.watch(null, true);
+  }
+}
+
+function wire() {
+  const field = at("message");
+  at("composer").onsubmit = (event) => {
+    event.preventDefault();
+    const text = field.value.trim();
+    if (!text || isBusy()) return;
+    field.value = "";
+    grow();
+    ask(text);
+  };
+  field.onkeydown = (event) => {
+    if (!sends(event)) return;
+    event.preventDefault();
+    at("composer").requestSubmit();
+  };
+  field.oninput = grow;
+  at("stop").onclick = () => {
+    stop();
+    field.focus();
+  };
+  at("new").onclick = () => {
+    newChat();
+    if (columns.isOver(at("side"))) columns.setOpen("side", false);
+    field.focus();
+  };
+  addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
+    if (!columns.shutOver()) stop();
+  });
+  at("settings-open").onclick = openSettings;
+  at("settings").onclose = saveSettings;
+  at("settings-reset").onclick = () => {
+    for (const input of at("settings-form").elements) if (input.name) input.value = "";
+  };
+  at("key-form").onsubmit = (event) => {
+    event.preventDefault();
+    key.set(at("key-value").value.trim(), at("key-remember").checked);
+    at("key").close();
+    findModels();
+    field.focus();
+  };
+  at("key-cancel").onclick = () => at("key").close();
+  at("model").onchange = () => {
+    store.settings.set({ ...store.settings.get(), model: at("model").value });
+    choseModel();
+  };
+  addEventListener("pagehide", () => state.running && store.save(state.running.conversation));
+  addEventListener("storage", (event) => {
+    if (!store.isChat(event.key)) return;
+    if (event.key?.endsWith(state.current.id) && !state.running && event.newValue) {
+      state.current = store.load(state.current.id);
+      showMessages();
+    }
+    showList();
+  });
+}
+
+Object.assign(after, {
+  changed: showList,
+  ended: () => (isLoaded() ? engine.look() : findModels()),
+  needsKey: askForKey,
+});
+wire();
+columns.start(engine.look);
+const last = sessionStorage.getItem("pagedrun.current");
+const found = last && store.load(last);
+if (found) state.current = found;
+openedAnother();
+grow();
+at("message").focus();
+findModels();
+engine.start(findModels);

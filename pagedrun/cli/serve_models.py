@@ -39,8 +39,8 @@ class ServedModelOptions:
         str | None,
         typer.Option(
             "--keep-alive",
-            help="How long a model stays loaded without requests: 10m, 90s, 0: until its last answer has ended, -1: for "
-            "ever. Without this option 5m where there may be several, and for ever where there is one.",
+            help="How long a model stays loaded without requests: 10m, 90s, 0: until its last answer has ended, -1: "
+            "for ever. Without this option 5m where there may be several, and for ever where there is one.",
             metavar="DURATION",
             show_default=False,
             rich_help_panel=_PANEL,

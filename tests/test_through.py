@@ -378,3 +378,27 @@ def test_stop_never_signals_a_process_that_is_no_server(
     assert main.run(["stop"]) == 1
     assert "is no server of yours" in capsys.readouterr().err and not sent
     record.close()
+
+
+def test_a_server_that_serves_whatever_is_here(
+    model: Path, serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    from pagedrun.errors import EngineError
+    from pagedrun.hub import library
+
+    other = tmp_path / "models" / "other.gguf"
+    other.parent.mkdir()
+    other.write_bytes(b"GGUF")
+    asked: list[str] = []
+
+    def fitting(address: Any, name: str, *_: Any, **__: Any) -> Any:
+        asked.append(name)
+        raise EngineError("not today")
+
+    monkeypatch.setattr("pagedrun.cli.through._fitting", fitting)
+    with serve("--any-installed"):
+        here().install(monkeypatch.setattr)
+        assert main.run(["complete", "-m", str(other), "hi"]) == 0
+    (entry,) = library.entries()
+    out, err = capfd.readouterr()
+    assert asked == [entry.name] and out == HERE and "loaded here: not today" in err

@@ -4,8 +4,8 @@ gpu_memory    of the whole server: the next model gets what those that are loade
 swap_space    divided evenly, by the models that may be loaded at once; so is disk_space
 cache_disk    of the folder, whoever writes there
 
-A model is loaded beside others where it is placed as it would be alone: the same layers on the GPU, and conversations
-at least half as long. Else there is no room for it.
+A model is loaded beside others where it is placed as it would be alone: the same layers on the GPU, conversations at
+least half as long, and half as much room for them before they spill. Else there is no room for it.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def _left(share: Share) -> FreeMemory:
 
 
 def _as_good(plan: Plan, alone: Plan) -> bool:
-    """Whether all of the model is where it would be, and conversations are not much shorter."""
+    """Whether all of the model is where it would be, and conversations are neither much shorter nor spill much more."""
     here, there = plan.settings, alone.settings
     placed = (here.gpu_layers, here.ram_experts, here.pinned) == (there.gpu_layers, there.ram_experts, there.pinned)
-    return placed and here.max_seq_len * 2 >= there.max_seq_len
+    hot = min(alone.kv.hot, there.max_seq_len)
+    return placed and here.max_seq_len * 2 >= there.max_seq_len and plan.kv.hot * 2 >= hot

@@ -184,7 +184,9 @@ def fake_server(says: str = "Hello!", limits: RunnerLimits = LIMITS, **settings:
 class Caller:
     """One request without a client's buffering: what was sent so far can be seen, and the client may leave."""
 
-    def __init__(self, app: Any, path: str, data: Any, *, method: str = "POST", headers: Any = ()) -> None:
+    def __init__(
+        self, app: Any, path: str, data: Any, *, method: str = "POST", headers: Any = (), query: bytes = b""
+    ) -> None:
         self.body = b""
         self.status = 0
         self.done = False
@@ -201,7 +203,7 @@ class Caller:
             "raw_path": path.encode(),
             "root_path": "",
             "scheme": "http",
-            "query_string": b"",
+            "query_string": query,
             "headers": [(b"host", b"localhost"), *headers],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 7243),

@@ -11,7 +11,10 @@ import httpx
 import pytest
 
 from pagedrun.cli import main
+from pagedrun.cli.serve_models import ServedModelOptions, seconds
+from pagedrun.errors import UsageError
 from tests.cli_fakes import Fake, folders
+from tests.gguf_models import shape_of, write_gguf
 from tests.live_server import live_server
 
 CHAT = {"messages": [{"role": "user", "content": "a secret"}]}
@@ -162,3 +165,58 @@ def test_a_server_computes_four_answers_at_once_unless_told(
         assert main.run(["serve", str(model), "--port", "0", *args]) == 0
         assert fake.loads[0]["config"].max_num_seqs == n
     assert "listening on http://127.0.0.1:" in capsys.readouterr().err
+
+
+def test_several_models_and_what_is_installed(model: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.gguf"
+    other.write_bytes(b"GGUF")
+    (tmp_path / "models").mkdir()
+    write_gguf(tmp_path / "models" / "third.gguf", **shape_of())
+    (tmp_path / "models" / "broken.gguf").write_bytes(b"GGUF")
+    arguments = (str(model), "-m", str(other), str(model), "--any-installed")
+    with live_server(tmp_path, *arguments, module="tests.cli_program") as live:
+        listed = {one["id"]: one["pagedrun"]["loaded"] for one in httpx.get(f"{live.url}/v1/models").json()["data"]}
+        assert listed == {"model": True, "other": False, "third.gguf": False}
+        for name, status in (("other", 200), ("third.gguf", 200), ("broken.gguf", 404), (str(other), 404)):
+            answer = httpx.post(f"{live.url}/v1/chat/completions", json={**CHAT, "model": name})
+            assert answer.status_code == status and answer.json().get("model", name) == name
+        assert live.stop(signal.SIGTERM) == 0
+        assert "other is loaded" in live.log and live.log.endswith("stopped\n")
+
+
+def test_two_models_of_one_name(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (model.parent / "a").mkdir()
+    same = model.parent / "a" / "model.gguf"
+    same.write_bytes(b"GGUF")
+    assert "would both be called 'model'" in refused(capsys, monkeypatch, str(model), str(same), "--port", "0")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("10m", 600),
+        ("1h30m", 5400),
+        ("90", 90),
+        ("2.5s", 2.5),
+        ("0", 0),
+        ("-1", None),
+        ("forever", None),
+        ("-5m", None),
+    ],
+)
+def test_how_long_models_stay(text: str, found: float | None) -> None:
+    assert seconds(text, "--keep-alive") == found
+
+
+@pytest.mark.parametrize("text", ["", "soon", "10 m", "m", "1h-3m", "1e3", "nan"])
+def test_durations_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match="--keep-alive must be a duration"):
+        seconds(text, "--keep-alive")
+
+
+def test_one_model_stays_for_ever_and_one_of_several_as_long_as_ollamas() -> None:
+    assert ServedModelOptions().keep_s(1) is None
+    assert ServedModelOptions().keep_s(2) == ServedModelOptions(any_installed=True).keep_s(1) == 300
+    assert ServedModelOptions(keep_loaded="-1").keep_s(2) is None

@@ -272,6 +272,21 @@ def test_another_answer_and_another_question(visit: Any) -> None:
         assert v.page.locator("#message").input_value() == ""
 
 
+def test_one_answer_at_a_time(visit: Any) -> None:
+    with visit("word " * 800, step_s=0.01) as v:
+        v.send("one")
+        v.until("document.querySelector('.assistant .text').textContent.length > 20")
+        v.page.click("#new")
+        v.send("two")
+        assert "Another answer" in v.page.locator("#toast").inner_text()
+        assert v.page.locator("#message").input_value() == "two"  # it is not lost
+        v.page.click("#list .open >> text=one")
+        assert "word" in v.answer and v.page.locator("#messages > .assistant").get_attribute("aria-busy") == "true"
+        v.page.click("#stop")
+        v.done()
+        assert v.titles == ["one"] and v.page.locator(".note").inner_text() == "Stopped."
+
+
 def test_a_key(visit: Any) -> None:
     with visit(key="k3y") as v:
         v.ask()

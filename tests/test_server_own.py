@@ -147,8 +147,8 @@ def test_who_leaves_ends_it() -> None:
         caller = Caller(fake.app, PATH, body())
         await caller.until(lambda c: b'"text"' in c.body)
         caller.leave()
+        await asyncio.wait_for(caller.task, 10)  # the engine has been told
         gate.release(100)
-        await asyncio.wait_for(caller.task, 10)
         await eventually(lambda: fake.serving.gate.inside == 0 and not fake.runner.requests)
         assert not fake.serving.open_answers
 

@@ -190,6 +190,21 @@ def test_a_server_of_another_version(complete: Complete, serve: Any, monkeypatch
     assert ran.out == HERE and "is a server of another version of pagedrun" in ran.err
 
 
+def test_a_server_that_is_stuck_is_not_waited_for(
+    model: Path, serve: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    with serve() as live:
+        live.process.send_signal(signal.SIGSTOP)
+        fake = here()
+        fake.install(monkeypatch.setattr)
+        assert main.run(["complete", "-m", str(model), "hi"]) == 0
+        ran = Ran(0, *(text.encode() for text in capfd.readouterr()))
+        assert main.run(["ps"]) == 0
+        assert capfd.readouterr().out.split()[8:12] == [str(live.process.pid), live.url, "model", "silent"]
+        live.process.send_signal(signal.SIGCONT)
+    assert ran.out == HERE and f"loaded here: the server at {live.url} does not answer" in ran.err
+
+
 def test_a_program_that_is_no_server_of_ours(complete: Complete) -> None:
     from http.server import BaseHTTPRequestHandler, HTTPServer
     from threading import Thread
@@ -319,7 +334,7 @@ def test_ps_and_stop(model: Path, serve: Any, capsys: Any, monkeypatch: pytest.M
         assert "none of your servers is 12345678" in capsys.readouterr().err
         assert main.run(["stop", one.url.replace("127.0.0.1", "localhost")]) == 0
         assert f"stopped {one.process.pid}, {one.url}" in capsys.readouterr().err
-        assert one.process.wait(20) == 0 and running.found() == []
+        assert one.process.wait(1) == 0 and running.found() == []
 
 
 def test_several_servers(model: Path, serve: Any, tmp_path: Path, capsys: Any) -> None:
@@ -363,3 +378,27 @@ def test_stop_never_signals_a_process_that_is_no_server(
     assert main.run(["stop"]) == 1
     assert "is no server of yours" in capsys.readouterr().err and not sent
     record.close()
+
+
+def test_a_server_that_serves_whatever_is_here(
+    model: Path, serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    from pagedrun.errors import EngineError
+    from pagedrun.hub import library
+
+    other = tmp_path / "models" / "other.gguf"
+    other.parent.mkdir()
+    other.write_bytes(b"GGUF")
+    asked: list[str] = []
+
+    def fitting(address: Any, name: str, *_: Any, **__: Any) -> Any:
+        asked.append(name)
+        raise EngineError("not today")
+
+    monkeypatch.setattr("pagedrun.cli.through._fitting", fitting)
+    with serve("--any-installed"):
+        here().install(monkeypatch.setattr)
+        assert main.run(["complete", "-m", str(other), "hi"]) == 0
+    (entry,) = library.entries()
+    out, err = capfd.readouterr()
+    assert asked == [entry.name] and out == HERE and "loaded here: not today" in err

@@ -189,7 +189,7 @@ def serve(
             first.settings,
             [first],
             sources,
-            installed=InstalledModels(how, loader) if named.any_installed else None,
+            installed=InstalledModels(how, loader, sources) if named.any_installed else None,
             keep_s=keep_s,
             say=console.note,
         )

@@ -11,7 +11,7 @@ import typer
 from pagedrun.cli.options import MODEL_HELP, PullOption
 from pagedrun.errors import UsageError
 
-ModelsArgument = Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help=MODEL_HELP, show_default=False)]
+ModelsArgument = Annotated[list[str] | None, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]
 
 _PANEL = "Models"
 _STAY_S = 300.0  # Ollama's
@@ -39,8 +39,8 @@ class ServedModelOptions:
         str | None,
         typer.Option(
             "--keep-alive",
-            help="How long a model stays loaded without requests: 10m, 90s, 0: not at all, -1: for ever. Without this "
-            "option 5m where there may be several models, and for ever where there is one.",
+            help="How long a model stays loaded without requests: 10m, 90s, 0: until its last answer has ended, -1: "
+            "for ever. Without this option 5m where there may be several, and for ever where there is one.",
             metavar="DURATION",
             show_default=False,
             rich_help_panel=_PANEL,

@@ -120,7 +120,7 @@ def _signal(server: Running) -> None:
 def _wait(server: Running, *, now: bool) -> None:
     """Until it is gone. Raises PagedrunError."""
     from pagedrun.cli import console
-    from pagedrun.running import is_gone
+    from pagedrun.running import is_gone, is_process
     from pagedrun.units import count
 
     told = False
@@ -134,20 +134,26 @@ def _wait(server: Running, *, now: bool) -> None:
             if n.get("running"):
                 says(f"stopping {server.pid}: {count(n['running'], 'answer')} may end first; --now ends them")
             time.sleep(_LOOK_S)
+        while is_process(server):
+            time.sleep(_LOOK_S)
 
 
 def _look(server: Running) -> _Seen:
-    ready = _ask(server, "/ready")
-    listed = _ask(server, "/v1/models") or {"data": []}
-    loaded = {m.get("id"): m.get("pagedrun", {}).get("loaded", True) for m in listed["data"]}
-    ram, vram = _memory(server)
-    state = "silent" if _ask(server, "/health") is None else "stopping"
+    state, ready, listed = "silent", None, None
+    if _ask(server, "/health") is not None:
+        ready, listed = _ask(server, "/ready"), _ask(server, "/v1/models")
+        state = "stopping"
     if ready is not None:
         state = "answering" if ready.get("running") else "idle"
+    loaded = {m.get("id"): m.get("pagedrun", {}).get("loaded") for m in (listed or {}).get("data", ())}
+    names = {m.name: loaded.get(m.name) for m in server.models}
+    if server.any_installed:  # those that it has loaded of all that are here
+        names |= {name: True for name, there in loaded.items() if there}
+    ram, vram = _memory(server)
     return _Seen(
         server=server,
         state=state,
-        models=tuple((m.name, loaded.get(m.name)) for m in server.models),
+        models=tuple(names.items()),
         running=ready.get("running") if ready else None,
         waiting=ready.get("waiting") if ready else None,
         ram=ram,
@@ -197,8 +203,8 @@ def _to_json(one: _Seen) -> dict[str, Any]:
         "pid": one.server.pid,
         "url": one.server.url,
         "models": [
-            {"name": m.name, "path": m.path, "loaded": loaded}
-            for m, (_, loaded) in zip(one.server.models, one.models, strict=True)
+            {"name": name, "path": next((m.path for m in one.server.models if m.name == name), None), "loaded": loaded}
+            for name, loaded in one.models
         ],
         "state": one.state,
         "running": one.running,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,15 +79,22 @@ class LocalSource:
 
 
 class InstalledModels:
-    """What `pagedrun list` shows, as far as it can be served. how: the settings of one, by where it is."""
+    """What `pagedrun list` shows, by the names that it shows, as far as it can be served.
 
-    def __init__(self, how: Callable[[hub.LocatedModel], ServeSettings], loader: Loader) -> None:
+    how: the settings of one, by where it is. named: those that are served under other names too.
+    """
+
+    def __init__(
+        self, how: Callable[[hub.LocatedModel], ServeSettings], loader: Loader, named: Sequence[LocalSource]
+    ) -> None:
         self._how = how
         self._loader = loader
+        self._named = {source.located.path: source for source in named}
 
     def names(self) -> Sequence[str]:
-        """Names of all of them."""
-        return [entry.name for entry in library.entries() if _can_be_served(entry)]
+        """Names of those that were not named."""
+        here = [entry for entry in library.entries() if _can_be_served(entry)]
+        return [entry.name for entry in here if entry.paths[0] not in self._named]
 
     def source(self, name: str) -> LocalSource | None:
         """The model of that name; paths and what could be fetched are no names."""
@@ -95,7 +102,8 @@ class InstalledModels:
             names = {entry.name, *((entry.spec.name,) if entry.spec else ())}
             if name in names and _can_be_served(entry):
                 located = hub.locate(entry.name)
-                return LocalSource(located, self._how(located), self._loader)
+                settings = replace(self._how(located), names=(entry.name,))
+                return self._named.get(located.path) or LocalSource(located, settings, self._loader)
         return None
 
 

@@ -101,7 +101,16 @@ def _having(located: hub.LocatedModel) -> list[tuple[running.Running, str]]:
     """The user's servers that have a model, and what they call it; last those that would load it."""
     servers = running.found()
     have = [(one, name) for one in servers if (name := one.has(located.path)) is not None]
-    return have + [(one, located.name) for one in servers if one.any_installed and one.has(located.path) is None]
+    others = [one for one in servers if one.any_installed and one.has(located.path) is None]
+    listed = _listed(located) if others else None
+    return have + [(one, listed) for one in others if listed is not None]
+
+
+def _listed(located: hub.LocatedModel) -> str | None:
+    """What `pagedrun list` calls a model; None where it does not show it."""
+    from pagedrun.hub import library
+
+    return next((entry.name for entry in library.entries() if located.path in entry.paths), None)
 
 
 def _named(

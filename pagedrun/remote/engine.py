@@ -31,6 +31,7 @@ class RemoteEngine:
 
 def connect(address: Address, name: str) -> RemoteEngine:
     """The model of that name; the server loads it if need be. Raises KeyNeededError, EngineError."""
+    get(address, "/health")  # one that is stuck is not waited for
     found = get(address, "/v1/pagedrun/engine", read_s=_LOAD_S, model=name)
     try:
         if (found["wire"], found["version"]) != (wire.VERSION, __version__):

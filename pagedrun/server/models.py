@@ -102,9 +102,10 @@ class Models:
         found = self._known(name)
         if found is None and self.installed is not None and name is not None:
             source = await asyncio.get_running_loop().run_in_executor(self.prepare, self.installed.source, name)
-            found = self._known(name)
+            found = self._known(name)  # meanwhile
             if found is None and source is not None:
-                found = self._known(source.settings.names[0])  # another name of one that is there
+                found = next((one for one in self.all if one.source is source), None)  # under another name
+                found = found or self._known(source.settings.names[0])
                 if found is None:
                     found = Served(source, source.settings)
                     self.all.append(found)

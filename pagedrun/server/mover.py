@@ -155,7 +155,8 @@ class Mover:
                 if await self._room_for(served):
                     await self._load(served)
         except (ApiError, PagedrunError) as e:
-            self._say(f"{served.name} cannot be loaded: {e.message}")
+            if not self._stopping:
+                self._say(f"{served.name} cannot be loaded: {e.message}")
             served.fail(_told(served, e))
         except Exception as e:
             log.exception("loading %s failed", served.name)

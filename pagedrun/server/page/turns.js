@@ -1,17 +1,10 @@
 // Messages as they are shown. What is to be done with one is the page's to say: `hooks`.
 
 import { make, show } from "./markdown.js";
+import { announce, at } from "./state.js";
 
 /** isLive(message): whether it is being written; waitsFor(): what for; edit(turn), regenerate(turn). */
 export const hooks = { isLive: () => false, waitsFor: () => "", edit() {}, regenerate() {} };
-
-const at = (id) => document.getElementById(id);
-
-/** Say something to those who do not see it. */
-export function announce(text) {
-  at("status").textContent = "";
-  requestAnimationFrame(() => (at("status").textContent = text));
-}
 
 export function addTurn(message) {
   const turn = make("li", `turn ${message.role}`);
@@ -53,7 +46,7 @@ export function fillAnswer(turn) {
     turn.append(box);
   }
   const tools = make("div", "tools");
-  if (message.content) tools.append(copyButton("Copy answer", () => message.content));
+  if (message.content) tools.append(copyButton("Copy answer", () => message.content.trim()));
   tools.append(icon("again", "Answer again", () => hooks.regenerate(turn)));
   if (message.stats) tools.append(make("span", "stats", message.stats));
   turn.append(tools);

@@ -24,6 +24,7 @@ from pagedrun.paths import state_dir
 #: The header of a request by which the server's own user shows who asks.
 OWNER = "x-pagedrun-owner"
 
+_DEAD = ("Z", "X")  # it has ended, and nobody has asked how
 _NAMED = ("0.0.0.0", "::", "")  # addresses that mean all of them
 
 
@@ -144,7 +145,10 @@ def reachable(url: str) -> str:
 
 def _born(pid: int) -> int:
     stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    return int(stat.rpartition(")")[2].split()[19])
+    fields = stat.rpartition(")")[2].split()
+    if fields[0] in _DEAD:
+        raise ProcessLookupError(pid)
+    return int(fields[19])
 
 
 def _read(path: Path) -> Running | None:

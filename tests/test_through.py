@@ -334,7 +334,7 @@ def test_ps_and_stop(model: Path, serve: Any, capsys: Any, monkeypatch: pytest.M
         assert "none of your servers is 12345678" in capsys.readouterr().err
         assert main.run(["stop", one.url.replace("127.0.0.1", "localhost")]) == 0
         assert f"stopped {one.process.pid}, {one.url}" in capsys.readouterr().err
-        assert one.process.wait(20) == 0 and running.found() == []
+        assert one.process.wait(1) == 0 and running.found() == []
 
 
 def test_several_servers(model: Path, serve: Any, tmp_path: Path, capsys: Any) -> None:

@@ -120,7 +120,7 @@ def _signal(server: Running) -> None:
 def _wait(server: Running, *, now: bool) -> None:
     """Until it is gone. Raises PagedrunError."""
     from pagedrun.cli import console
-    from pagedrun.running import is_gone
+    from pagedrun.running import is_gone, is_process
     from pagedrun.units import count
 
     told = False
@@ -133,6 +133,8 @@ def _wait(server: Running, *, now: bool) -> None:
             n = _ask(server, "/v1/pagedrun/stats") or {}
             if n.get("running"):
                 says(f"stopping {server.pid}: {count(n['running'], 'answer')} may end first; --now ends them")
+            time.sleep(_LOOK_S)
+        while is_process(server):
             time.sleep(_LOOK_S)
 
 

@@ -93,5 +93,4 @@ def unreadable(address: Address) -> EngineError:
 
 def _key_needed(address: Address) -> KeyNeededError:
     said = "does not know the key in PAGEDRUN_API_KEY" if address.key else "wants an API key"
-    hint = "set PAGEDRUN_API_KEY to one of its keys, or load the model here: --no-server"
-    return KeyNeededError(f"the server at {address.url} {said}", hint=hint)
+    return KeyNeededError(f"the server at {address.url} {said}", hint="set PAGEDRUN_API_KEY to one of its keys")

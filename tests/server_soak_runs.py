@@ -275,20 +275,27 @@ def _part(event: dict[str, Any]) -> str:
     return str(event["delta"]) if event["type"] == "response.output_text.delta" else ""
 
 
+def idle(url: str) -> bool:
+    """Wait until nothing is computed, and a little for what is done after that."""
+    until = time.monotonic() + PATIENCE_S
+    while (stats := httpx.get(f"{url}/v1/pagedrun/stats").json())["running"] + stats["waiting"]:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    time.sleep(0.5)
+    return True
+
+
 def _check_the_end(live: Live, watch: Watch, before: dict[str, Any], found: Outcome) -> None:
     """Nobody asks any more: what is left?"""
-    until = time.monotonic() + PATIENCE_S
-    while (stats := httpx.get(f"{live.url}/v1/pagedrun/stats").json())["running"] + stats["waiting"]:
-        if time.monotonic() > until:
-            found.wrong.append(f"{stats['running']} still run")
-            return
-        time.sleep(0.1)
+    if not idle(live.url):
+        found.wrong.append("answers still run")
+        return
     metrics = httpx.get(f"{live.url}/metrics").text
     gauges = re.findall(r"^(pagedrun_(?:running|waiting))\S* (\S+)$", metrics, re.MULTILINE)
     found.wrong += [f"{name} {value}" for name, value in gauges if float(value)] + ([] if gauges else ["no gauges"])
     statuses = set(re.findall(r'path="/v1/[a-z/]+s",status="(\d+)"', metrics))
     found.wrong += [f"status {status}" for status in statuses - {"200", "499"}]
-    time.sleep(0.5)  # connections that were closed last
     found.resting = watch.look(signal.SIGUSR1)
     kv = found.resting["kv"]
     found.evicted = kv["clean_victims"] + kv["dirty_victims"]

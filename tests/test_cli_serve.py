@@ -10,10 +10,15 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pagedrun import hub
 from pagedrun.cli import main
+from pagedrun.cli.options import TemplateOptions
+from pagedrun.cli.serve import ServingEngineOptions
 from pagedrun.cli.serve_models import ServedModelOptions, seconds
-from pagedrun.errors import UsageError
-from tests.cli_fakes import Fake, folders
+from pagedrun.cli.sources import Loader, LocalSource
+from pagedrun.errors import EngineError, UsageError
+from pagedrun.server.serving import ServeSettings
+from tests.cli_fakes import Boundless, Fake, folders
 from tests.gguf_models import shape_of, write_gguf
 from tests.live_server import live_server
 
@@ -220,3 +225,13 @@ def test_one_model_stays_for_ever_and_one_of_several_as_long_as_ollamas() -> Non
     assert ServedModelOptions().keep_s(1) is None
     assert ServedModelOptions().keep_s(2) == ServedModelOptions(any_installed=True).keep_s(1) == 300
     assert ServedModelOptions(keep_loaded="-1").keep_s(2) is None
+
+
+def test_a_load_that_nobody_wants_any_more_is_given_up(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake()
+    fake.install(monkeypatch.setattr)
+    monkeypatch.setattr("pagedrun.load.load_service", lambda *args, on_progress, **more: on_progress(1, 2))
+    loader = Loader(Boundless(None, 1), ServingEngineOptions(), TemplateOptions())  # type: ignore[arg-type]
+    source = LocalSource(hub.LocatedModel(model, "it", None), ServeSettings(names=("it",)), loader)
+    with pytest.raises(EngineError, match="the server is stopping"):
+        source.load((), lambda: True)

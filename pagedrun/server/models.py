@@ -177,7 +177,7 @@ class Models:
 
     def _check_queue(self, served: Served) -> None:
         waiting = served.n_waiting
-        if waiting > self.settings.max_queue:
+        if waiting >= served.slots + self.settings.max_queue:
             seconds = max(1, round(served.last_load_s or _LOAD_S))
             raise ApiError(
                 429,

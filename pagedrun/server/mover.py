@@ -64,6 +64,7 @@ class Mover:
         serving.gate.on_empty = lambda: self.let_go(served)
         served.serving = serving
         served.used, served.used_at = self._clock(), time.time()
+        served.slots = serving.gate.slots
         served.turn("loaded")
         if self._stopping:
             serving.stop()
@@ -156,7 +157,7 @@ class Mover:
                     await self._load(served)
         except (ApiError, PagedrunError) as e:
             if not self._stopping:
-                self._say(f"{served.name} cannot be loaded: {e.message}")
+                self._say(_failed(served, e.message))
             served.fail(_told(served, e))
         except Exception as e:
             log.exception("loading %s failed", served.name)
@@ -248,12 +249,16 @@ class Mover:
 _WHY = {"idle": "nobody used it", "room": "another needs the memory", "asked": "as asked"}
 
 
+def _failed(served: Served, why: str) -> str:
+    return why if "cannot be loaded" in why else f"{served.name} cannot be loaded: {why}"
+
+
 def _told(served: Served, error: ApiError | PagedrunError) -> ApiError:
     """Why a model could not be loaded, for the clients that waited."""
     if isinstance(error, ApiError):
         return error
     told = of_ours(error)
-    told.message = f"{served.name} cannot be loaded: {told.message}"
+    told.message = _failed(served, told.message)
     if isinstance(error, NotEnoughMemoryError):  # others may leave some
         return ApiError(503, told.message, code="not_enough_memory", headers={"Retry-After": "30"})
     return told

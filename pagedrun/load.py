@@ -104,6 +104,8 @@ def load_service(
         runner.shutdown()
         raise _scaled_for_less(engine.max_tokens, config, facts.context or 0)
     gone = max(now.vram - machine.free_memory(gpus).vram, 0) if info.on_gpu else 0
+    if share is None or not share.warm:
+        gone = max(gone - rules.CUDA_CONTEXT, 0)  # which stays when the model goes
     holds = _holds(opened, info, plan, slots, gone)
     return Service(
         engine, info, templates, sampling_defaults=sampling_defaults, identity=identity, plan=plan, holds=holds
@@ -111,7 +113,7 @@ def load_service(
 
 
 def _holds(opened: Opened, info: ModelInfo, plan: Plan | None, slots: PagedSlots | None, gone: int) -> Holds:
-    """What the model has, and may still take. gone: bytes of VRAM that loading it took."""
+    """What the model has, and may still take. gone: bytes of VRAM that loading it took, without CUDA's own."""
     kv, room = None if slots is None else slots.stats(), opened.room
     pages, swap = (kv.device.limit_bytes, kv.swap.limit) if kv else (0, 0)
     if info.on_gpu:
@@ -150,7 +152,7 @@ def _plan(
         return None
     found = machine_facts(facts.parts[0], config, gpus)
     if share is not None:
-        found = replace(found, ram=min(found.ram, share.free.ram), cuda=0 if share.warm else found.cuda)
+        found = replace(found, ram=min(found.ram, share.free.ram), cuda=share.cuda)
     plan = plan_model(facts, config, found, library).plan
     if not plan.fits:
         message, hint = text.refusal(plan)

@@ -30,12 +30,13 @@ from pagedrun.planning import machine_facts, plan_model
 class Share:
     """What a model is loaded with: settings, and the memory that may be counted on.
 
-    warm: CUDA is there already, and takes no more.
+    warm: CUDA is there already. cuda: bytes that it takes out of the budget.
     """
 
     config: EngineConfig
     free: FreeMemory
     warm: bool = False
+    cuda: int = rules.CUDA_CONTEXT
 
 
 class SharedMemory:
@@ -46,7 +47,7 @@ class SharedMemory:
             config, swap_space=config.swap_space // n_models, disk_space=config.disk_space // n_models
         )
         self._n_models = n_models
-        self._alone = FreeMemory(0)  # what was free when no model was loaded
+        self._alone = Share(self.config, FreeMemory(0))  # when no model was loaded
         self._warm = False
 
     def share(self, beside: Iterable[Holds]) -> Share | None:
@@ -55,20 +56,22 @@ class SharedMemory:
         gpus = self._gpus(load())
         now = machine.free_memory(gpus)
         warm, self._warm = self._warm, bool(gpus)
-        if not others:
-            self._alone = now
-            return Share(self.config, now, warm)
+        if not others:  # once it is there CUDA is not in what is free, but in what was asked for
+            cuda = 0 if warm and not self.config.gpu_memory else rules.CUDA_CONTEXT
+            self._alone = Share(self.config, now, warm, cuda)
+            return self._alone
+        alone = self._alone.free
         taken = reduce(add, others)
-        free = FreeMemory(min(self._alone.ram - taken.ram, now.ram), now.vram)
+        free = FreeMemory(min(alone.ram - taken.ram, now.ram), now.vram)
         asked = self.config.gpu_memory
         if gpus:
-            most = min(asked or self._alone.vram - rules.VRAM_MARGIN * len(gpus), self._alone.vram)
+            most = min(asked or alone.vram - rules.VRAM_MARGIN * len(gpus), alone.vram)
             left = most - taken.vram
         else:
             left = asked - taken.context
         if free.ram <= 0 or len(others) >= self._n_models or (left <= 0 and (gpus or asked)):
             return None
-        return Share(replace(self.config, gpu_memory=left if gpus or asked else 0), free, warm)
+        return Share(replace(self.config, gpu_memory=left if gpus or asked else 0), free, warm, self._alone.cuda)
 
     def fits(self, path: Path, beside: Iterable[Holds]) -> bool:
         """Whether a model has a place beside others that is as good as alone. Raises what `load_service` would, also
@@ -76,10 +79,10 @@ class SharedMemory:
         """
         others, facts = list(beside), read_facts(path)
         share, library = self.share(others), load()
-        alone = self._plan(facts, Share(self.config, self._alone, self._warm), library)
+        alone = self._plan(facts, self._alone, library)
         if alone is None:
-            check_weights(path.name, facts.file_size, self._alone)
-            return share is not None and fit(facts.file_size, _left(share)) == fit(facts.file_size, self._alone)
+            check_weights(path.name, facts.file_size, self._alone.free)
+            return share is not None and fit(facts.file_size, _left(share)) == fit(facts.file_size, self._alone.free)
         if not alone.fits:
             message, hint = text.refusal(alone)
             raise NotEnoughMemoryError(f"{facts.name}: {message}", hint=hint)
@@ -103,7 +106,7 @@ def _with(found: MachineFacts, share: Share) -> MachineFacts:
     """The machine as a model may use it. Where others have VRAM what was free without them counts."""
     limited = share.config.gpu_memory or share.free.vram - rules.VRAM_MARGIN
     vram = max(min(limited, share.free.vram), 0)
-    return replace(found, ram=max(share.free.ram, 0), vram=vram, cuda=0 if share.warm else found.cuda)
+    return replace(found, ram=max(share.free.ram, 0), vram=vram, cuda=share.cuda)
 
 
 def _left(share: Share) -> FreeMemory:

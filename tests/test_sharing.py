@@ -37,7 +37,18 @@ def test_the_first_has_all_but_the_others_swap_space(free: dict[str, Any]) -> No
     share = memory.share([])
     assert share is not None
     assert share.config == EngineConfig(swap_space=2 * GIB, disk_space=3 * GIB)
-    assert share.free == FreeMemory(32 * GIB, 24 * GIB) and not share.warm
+    assert share.free == FreeMemory(32 * GIB, 24 * GIB)
+    assert not share.warm and share.cuda == rules.CUDA_CONTEXT
+
+
+def test_cuda_counts_once(free: dict[str, Any]) -> None:
+    """What is free is without it when it is there; a limit that somebody gave is with it."""
+    for limit, cuda in ((0, 0), (12 * GIB, rules.CUDA_CONTEXT)):
+        memory = SharedMemory(EngineConfig(gpu_memory=limit), 2)
+        memory.share([])
+        free["vram"] = 23 * GIB
+        again = memory.share([])
+        assert again is not None and again.warm and again.cuda == cuda
 
 
 def test_the_next_has_what_is_left_of_the_gpu(free: dict[str, Any]) -> None:

@@ -17,6 +17,9 @@ from pagedrun.request import GenerationRequest, TokenLogprob
 
 Slot = NewType("Slot", int)
 
+#: A recurrent state, read-only.
+State = bytes | bytearray | memoryview
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -113,11 +116,11 @@ class Runner(Protocol):
         """
         ...
 
-    def snapshot(self, slot: Slot) -> bytes:
+    def snapshot(self, slot: Slot) -> State:
         """What a model that cannot go back needs to go on from here later; empty when there is nothing to take."""
         ...
 
-    def restore(self, slot: Slot, snapshot: bytes, length: int) -> bool:
+    def restore(self, slot: Slot, snapshot: State, length: int) -> bool:
         """Make the slot what one was when it held `length` tokens and the snapshot was taken.
 
         A model that can go back needs none. The rows of the KV cache are the caller's affair. False, and the slot is

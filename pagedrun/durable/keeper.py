@@ -300,7 +300,7 @@ class Keeper:
             n = max((p for p, _ in usable), default=0)
             manager.truncate(conversation, n)
             for position, data in usable:
-                manager.snapshots.add(conversation, position, bytes(data), len(data))
+                manager.snapshots.add(conversation, position, data, len(data))
             n = n if manager.snapshots.last_before(conversation, n) else 0
         if not n:
             manager.free(conversation)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pagedrun.errors import EngineError, NotEnoughMemoryError
 from pagedrun.native.model import NativeModel
-from pagedrun.step import Slot, StepPlan
+from pagedrun.step import Slot, State, StepPlan
 
 #: ggml_type numbers of the KV formats (ggml.h).
 GGML_TYPES = {
@@ -32,16 +32,6 @@ _DECODE_ERRORS = {
     2: "decoding was aborted",
     -1: "the batch is invalid",
 }
-
-
-# A state is 63 MiB for a 35B: it is written to where it stays, without a copy that swap_space does not pay for.
-_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
-_new_bytes.restype, _new_bytes.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t)
-
-
-def _address(state: bytes) -> Any:
-    """Where its bytes are, for C."""
-    return ctypes.cast(ctypes.c_char_p(state), ctypes.POINTER(ctypes.c_uint8))
 
 
 class Batch:
@@ -137,18 +127,26 @@ class NativeContext:
         """Forget the slot's positions from `start` on; False when this memory cannot (only start 0 always works)."""
         return bool(self._llama.llama_memory_seq_rm(self._memory, slot, start, -1))
 
-    def save(self, slot: Slot) -> bytes:
-        """What cannot be rebuilt from rows of the KV cache: recurrent state, sliding windows. Empty: nothing."""
-        size = self._llama.llama_state_seq_get_size_ext(self.pointer, slot, _PARTIAL_ONLY)
-        state: bytes = _new_bytes(None, size)
-        n = self._llama.llama_state_seq_get_data_ext(self.pointer, _address(state), size, slot, _PARTIAL_ONLY)
-        return state if n == size else b""
+    def save(self, slot: Slot) -> State:
+        """What cannot be rebuilt from rows of the KV cache: recurrent state, sliding windows. Empty: nothing.
 
-    def load(self, slot: Slot, state: bytes) -> bool:
+        63 MiB for a 35B, written to where it stays: NumPy asks for huge pages, which are touched five times as fast.
+        """
+        size = self._llama.llama_state_seq_get_size_ext(self.pointer, slot, _PARTIAL_ONLY)
+        state = np.empty(size, np.uint8)
+        n = self._llama.llama_state_seq_get_data_ext(self.pointer, _address(state), size, slot, _PARTIAL_ONLY)
+        return state.data.toreadonly() if n == size else b""
+
+    def load(self, slot: Slot, state: State) -> bool:
         """Put back what `save` gave; False when llama.cpp refuses it."""
-        state = bytes(state)  # whatever buffer it is; of bytes no copy
-        n = self._llama.llama_state_seq_set_data_ext(self.pointer, _address(state), len(state), slot, _PARTIAL_ONLY)
-        return bool(n == len(state))
+        data = np.frombuffer(state, np.uint8)
+        n = self._llama.llama_state_seq_set_data_ext(self.pointer, _address(data), len(data), slot, _PARTIAL_ONLY)
+        return bool(n == len(data))
+
+
+def _address(state: npt.NDArray[np.uint8]) -> Any:
+    """Where its bytes are, for C."""
+    return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def _context_error(model: NativeModel) -> Exception:

@@ -18,7 +18,7 @@ from pagedrun.native.library import give_back_heap
 from pagedrun.native.model import NativeModel
 from pagedrun.native.sampler import Sampler
 from pagedrun.request import GenerationRequest, TokenLogprob
-from pagedrun.step import RunnerLimits, Sampled, Slot, StepPlan, StepResult, Vocab
+from pagedrun.step import RunnerLimits, Sampled, Slot, State, StepPlan, StepResult, Vocab
 
 log = logging.getLogger(__name__)
 
@@ -74,11 +74,11 @@ class NativeRunner:
         self._context.forget(slot)
         return 0
 
-    def snapshot(self, slot: Slot) -> bytes:
+    def snapshot(self, slot: Slot) -> State:
         """The recurrent state, and the cache of sliding windows."""
         return self._context.save(slot)
 
-    def restore(self, slot: Slot, snapshot: bytes, length: int) -> bool:
+    def restore(self, slot: Slot, snapshot: State, length: int) -> bool:
         """Put it back; the rows of a paged KV cache are there, and only their positions have to be said."""
         self._context.forget(slot)
         if self._frames is None or not (self.can_rewind or self._context.load(slot, snapshot)):

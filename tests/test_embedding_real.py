@@ -100,6 +100,14 @@ def test_one_that_looks_back_only_is_read_in_pieces(library: Library, tmp_path: 
         np.testing.assert_allclose(service.embed(inputs[::-1]), found[::-1], atol=2e-3)
 
 
+def test_more_texts_than_a_batch_has_tokens(library: Library, tmp_path: Path) -> None:
+    config = EngineConfig(threads=1, gpu_layers=0, max_batch_tokens=16)
+    with load_embedding(write_bert(tmp_path / "m.gguf"), config) as service:
+        assert service.limits.max_batch_tokens == WINDOW
+        bert, inputs = NumpyBert(), [[CLS, i % 50 + 5] for i in range(300)]
+        np.testing.assert_allclose(service.embed(inputs)[::50], [bert.embedding(t) for t in inputs[::50]], atol=1e-3)
+
+
 def test_one_that_looks_back_only_and_pools_over_all_is_read_at_once(library: Library, tmp_path: Path) -> None:
     with load_embedding(write_llama(tmp_path / "m.gguf", "mean"), CPU) as service:
         tokens = [CLS, *range(5, 60)]

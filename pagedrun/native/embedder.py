@@ -144,7 +144,8 @@ class Shape:
             )
         least = 1 if self.in_pieces else self.window
         self.batch = max(least, config.max_batch_tokens or max(_PIECE, least))
-        self.texts = _TEXTS_WITH_CACHE if self.has_cache else MAX_INPUTS
+        # llama.cpp has a place for an output of each, in a buffer of a batch's size.
+        self.texts = min(_TEXTS_WITH_CACHE if self.has_cache else MAX_INPUTS, self.batch)
         self.cells = self.window + self.batch if self.has_cache else self.batch
 
     def fill(self, params: Any) -> Any:

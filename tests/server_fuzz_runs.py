@@ -5,6 +5,8 @@ tests with some.
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import signal
 from collections import Counter
 from collections.abc import Callable
@@ -15,13 +17,14 @@ from typing import Any
 
 import httpx
 
+from pagedrun.running import OWNER
 from tests.own_memory import own_memory
 from tests.server_mutations import REQUESTS, mutated
 from tests.server_soak_runs import PATIENCE_S, Crowd, Watch, few_pages, idle, served
-from tests.soak_runs import MIB, Soaked
+from tests.soak_runs import MIB
 
 VALID = {"messages": [{"role": "user", "content": "Say one word."}], "max_tokens": 3}
-ANSWERED = {200, 400, 404, 413, 429}
+ANSWERED = {200, 400, 403, 404, 409, 413, 429, 503}
 EVERY = 100  # requests after which a valid one is sent
 AT_ONCE = 4
 CROWD = Crowd(longest=256, slots=4, fit=4, threads=1)
@@ -29,13 +32,21 @@ CROWD = Crowd(longest=256, slots=4, fit=4, threads=1)
 
 @dataclass
 class Fuzzed:
-    """What came of it. statuses: by path; wrong: what should not be; missing: routes that nothing was sent to."""
+    """What came of it. statuses: by path; wrong: what should not be; missing: routes that nothing was sent to. before,
+    left: bytes of memory at the beginning, and after a third and at the end when all that rested was forgotten.
+    """
 
     statuses: dict[str, Counter[int]] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     missing: set[str] = field(default_factory=set)
     served: int = 0
-    memory: Soaked = field(default_factory=Soaked)
+    before: int = 0
+    left: list[int] = field(default_factory=list)
+
+    @property
+    def grown(self) -> int:
+        """Bytes from a third to the end."""
+        return self.left[-1] - self.left[0] if self.left else 0
 
     @property
     def sent(self) -> int:
@@ -51,23 +62,28 @@ def fuzz(model: Path, folder: Path, n: int, seed: int, say: Callable[[str], None
             client.post("/v1/chat/completions", json=VALID).raise_for_status()
             paths = client.get("/openapi.json").json()["paths"]
         found.missing = {path for path, ways in paths.items() if "post" in ways} - {path for path, _ in REQUESTS}
-        found.memory.before = own_memory(live.process.pid)
         before = watch.look(signal.SIGUSR1)
+        found.before = before["bytes"]
+        record = folder / "state" / "servers" / f"{live.process.pid}.json"
+        owner = {OWNER: json.loads(record.read_text())["secret"]}
         try:
-            asyncio.run(_send(live.url, live.process.pid, n, seed, found, say))
+            for part in (range(seed, seed + n // 3), range(seed + n // 3, seed + n)):
+                asyncio.run(_send(live.url, live.process.pid, owner, part, found, say))
+                _check_what_is_left(live.url, watch, before, found)
         except httpx.TransportError as e:
             found.wrong.append(f"the server is gone: {e!r}; {live.log[-2000:]}")
             return found
-        _check_the_end(live.url, watch, before, found)
         found.wrong += ["the server did not stop"] if live.stop() else []
         found.wrong += ["the server's log has a traceback"] if "Traceback" in live.log else []
     return found
 
 
-async def _send(url: str, process: int, n: int, seed: int, found: Fuzzed, say: Callable[[str], None]) -> None:
-    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
-        for first in range(0, n, EVERY):
-            numbers = iter(range(seed + first, seed + min(first + EVERY, n)))
+async def _send(
+    url: str, process: int, owner: dict[str, str], seeds: range, found: Fuzzed, say: Callable[[str], None]
+) -> None:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, headers=owner) as client:
+        for first in range(0, len(seeds), EVERY):
+            numbers = iter(seeds[first : first + EVERY])
 
             async def some(numbers: Any = numbers) -> None:
                 for number in numbers:  # all take from the same ones
@@ -77,8 +93,7 @@ async def _send(url: str, process: int, n: int, seed: int, found: Fuzzed, say: C
             answer = await client.post("/v1/chat/completions", json=VALID)
             found.served += answer.status_code == 200
             found.wrong += [] if answer.status_code == 200 else [f"a valid one after {first}: {answer.status_code}"]
-            found.memory.memory.append((float(first), own_memory(process)))
-            say(f"{found.sent} sent, {len(found.wrong)} wrong, {found.memory.memory[-1][1] / MIB:.0f} MiB")
+            say(f"{found.sent} sent, {len(found.wrong)} wrong, {own_memory(process) / MIB:.0f} MiB")
 
 
 async def _one(client: httpx.AsyncClient, number: int, found: Fuzzed) -> None:
@@ -89,26 +104,27 @@ async def _one(client: httpx.AsyncClient, number: int, found: Fuzzed) -> None:
     wrong = ""
     if answer.status_code not in ANSWERED:
         wrong = f"{answer.status_code} {answer.text[:200]}"
-    elif answer.status_code == 429 and "retry-after" not in answer.headers:
-        wrong = "429 without Retry-After"
+    elif answer.status_code in (429, 503) and "retry-after" not in answer.headers:
+        wrong = f"{answer.status_code} without Retry-After"
     elif answer.status_code != 200:
         wrong = "" if answer.json()["error"]["message"] else "an error without a message"
-    elif "server_error" in answer.text or "api_error" in answer.text:
+    elif "_error" in answer.text and re.search("server_error|api_error|EngineError", answer.text):
         wrong = f"an error in the stream: {answer.text[-300:]}"
     if wrong:
         found.wrong.append(f"{path} of seed {number}: {wrong}")
 
 
-def _check_the_end(url: str, watch: Watch, before: dict[str, Any], found: Fuzzed) -> None:
+def _check_what_is_left(url: str, watch: Watch, before: dict[str, Any], found: Fuzzed) -> None:
     if not idle(url):
         found.wrong.append("answers still run")
         return
+    httpx.post(f"{url}/v1/chat/completions", json=VALID, timeout=PATIENCE_S)  # it may be unloaded
     after = watch.look(signal.SIGUSR1)
     if after["tasks"] > before["tasks"]:
         found.wrong.append(f"{after['tasks']} tasks, and {before['tasks']} before")
     if after["kv"]["conversations"] != after["kv"]["resting"]:
         found.wrong.append(f"{after['kv']['conversations']} conversations, and {after['kv']['resting']} rest")
     empty = watch.look(signal.SIGUSR2)
-    found.memory.left = empty["bytes"]
+    found.left.append(empty["bytes"])
     if empty["kv"]["pages"]:
         found.wrong.append(f"{empty['kv']['pages']} pages left")

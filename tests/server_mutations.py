@@ -7,10 +7,24 @@ import json
 from random import Random
 from typing import Any
 
+from pagedrun.request import GenerationRequest, Grammar, GrammarTrigger, Reasoning
+from pagedrun.sampling import SamplingParams
+from pagedrun.wire import request_to_json
 from tests.server_fakes import TOOL
 
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "string"}}}, "required": ["a"]}
 _CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+_ID = "0" * 32
+_REQUEST = GenerationRequest(
+    prompt=(1, 2, 3),
+    sampling=SamplingParams(temperature=0.5, top_k=5, logit_bias=((5, 1.0),), dry_sequence_breakers=("x",), seed=1),
+    max_tokens=4,
+    stop=("x",),
+    grammar=Grammar(text='root ::= "a"', lazy=True, triggers=(GrammarTrigger(1, "a"),), preserved_tokens=("b",)),
+    reasoning=Reasoning(start_tag="<think>", end_tags=("</think>",), budget_tokens=3),
+    logprobs=2,
+    preserved_tokens=("c",),
+)
 
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
     (
@@ -146,6 +160,12 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("/v1/embeddings", {"input": ["a", "b"], "encoding_format": "base64", "dimensions": 8, "user": "me"}),
+    ("/v1/pagedrun/generate", {"id": _ID, "model": "fake", "request": request_to_json(_REQUEST)}),
+    ("/v1/pagedrun/cancel", {"id": _ID}),
+    ("/v1/pagedrun/sessions/use", {"name": "mine", "model": "fake"}),
+    ("/v1/pagedrun/sessions/save", {"name": "mine", "tokens": [1, 2, 3], "note": "{}"}),
+    ("/v1/pagedrun/models/load", {"model": "fake"}),
+    ("/v1/pagedrun/models/unload", {"model": "fake"}),
     ("/tokenize", {"content": "text", "add_special": True, "with_pieces": True}),
     ("/detokenize", {"tokens": [1, 2, 3]}),
     ("/apply-template", {"messages": [{"role": "user", "content": "hi"}]}),
@@ -164,6 +184,12 @@ EMBEDDINGS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/embeddings", {"input": ["a", "bc", "def"], "encoding_format": "float"}),
     ("/v1/embeddings", {"input": [1, 2, 3], "dimensions": 4}),
     ("/v1/embeddings", {"input": [[1, 2], [3]]}),
+    ("/v1/pagedrun/generate", {"id": _ID, "model": "fake", "request": request_to_json(_REQUEST)}),
+    ("/v1/pagedrun/cancel", {"id": _ID}),
+    ("/v1/pagedrun/sessions/use", {"name": "mine", "model": "fake"}),
+    ("/v1/pagedrun/sessions/save", {"name": "mine", "tokens": [1, 2, 3], "note": "{}"}),
+    ("/v1/pagedrun/models/load", {"model": "fake"}),
+    ("/v1/pagedrun/models/unload", {"model": "fake"}),
     ("/tokenize", {"content": "text"}),
     ("/v1/completions", {"prompt": "x", "max_tokens": 3}),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,10 @@ from pagedrun import __version__, wire
 from pagedrun.request import Finished, FinishReason, GenerationRequest, Grammar, GrammarTrigger, Reasoning, TextDelta
 from pagedrun.running import OWNER
 from pagedrun.sampling import SamplingParams
+from pagedrun.server import kept
+from pagedrun.server.errors import ApiError
+from pagedrun.server.kept import SaveRequest
+from tests.fakes import FakeVocab
 from tests.server_fakes import LIMITS, Caller, Fake, eventually, fake_server, run
 
 PATH = "/v1/pagedrun/generate"
@@ -194,3 +199,24 @@ def test_a_full_queue() -> None:
 
     with fake_server("Hi", max_queue=0) as fake:
         run(scenario(fake))
+
+
+def test_a_save_that_fails_is_told() -> None:
+    class Keeper:
+        def save(self, *_: Any) -> None:
+            raise OverflowError
+
+    def call(work: Any) -> None:
+        with pytest.raises(OverflowError):
+            work()
+
+    async def save(tokens: list[int]) -> Any:
+        service = SimpleNamespace(keeper=Keeper(), alive=True, vocab=FakeVocab(), call=call)
+        asked = SaveRequest(name="one", tokens=tokens, note="{}")
+        return await kept.save(SimpleNamespace(service=service), asked)  # type: ignore[arg-type]
+
+    answer = run(save([1]))
+    assert answer.status_code == 500 and b"one was not saved" in answer.body
+    with pytest.raises(ApiError) as refused:
+        run(save([1, 10**12]))
+    assert (refused.value.status, refused.value.param) == (400, "tokens")

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from pagedrun.errors import PagedrunError, SessionError, SessionInUseError, SessionNotFoundError, UsageError
+from pagedrun.server.errors import of_ours
 from tests.server_fakes import CHAT, TOOL, Fake, fake_server
 
 PATH = "/v1/chat/completions"
@@ -195,3 +197,16 @@ def test_pages_that_are_let_in() -> None:
         refused = fake.post(PATH, CHAT, headers={"origin": origin})
         assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == origin
         assert fake.post(PATH, CHAT, headers={"origin": "http://localhost:3001"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (UsageError("no name"), 400),
+        (SessionNotFoundError("gone"), 404),
+        (SessionInUseError("taken"), 409),
+        (SessionError("damaged"), 500),
+    ],
+)
+def test_our_own_errors(error: PagedrunError, status: int) -> None:
+    assert of_ours(error).status == status and of_ours(error).body["error"]["message"] == error.message

@@ -6,10 +6,20 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from pagedrun.errors import ContextLengthError, EngineError, PagedrunError, ParameterError, RequestError
+from pagedrun.errors import (
+    ContextLengthError,
+    EngineError,
+    PagedrunError,
+    ParameterError,
+    RequestError,
+    SessionInUseError,
+    SessionNotFoundError,
+    UsageError,
+)
 from pagedrun.sampling import SamplingParams
 
 _SAMPLING = {f.name for f in fields(SamplingParams)}
+_SESSIONS = ((SessionNotFoundError, 404, "session_not_found"), (SessionInUseError, 409, "session_in_use"))
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -80,8 +90,11 @@ def of_ours(error: PagedrunError) -> ApiError:
     if isinstance(error, ParameterError):
         first = error.message.partition(" ")[0]
         return invalid(message, first if first in _SAMPLING else None)
-    if isinstance(error, RequestError):
+    if isinstance(error, (RequestError, UsageError)):
         return invalid(message)
+    for kind, status, code in _SESSIONS:
+        if isinstance(error, kind):
+            return ApiError(status, message, code=code)
     if isinstance(error, EngineError) and "stopped" in error.message:
         return not_ready(message)
     return ApiError(500, message, code="internal_error")

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from pagedrun.durable.named import stored
 from pagedrun.errors import PagedrunError, SessionError
+from pagedrun.server.completions import check_tokens
 from pagedrun.server.direct import refusal
 from pagedrun.server.errors import ApiError
 from pagedrun.server.fields import Strict
@@ -52,6 +53,7 @@ async def use(serving: Serving, asked: UseRequest) -> Response:
 async def save(serving: Serving, asked: SaveRequest) -> Response:
     """Answers when it is saved, or cannot be. Raises ApiError."""
     service, keeper = serving.service, _keeper(serving)
+    check_tokens(serving, asked.tokens, "tokens")
     loop = asyncio.get_running_loop()
     done: asyncio.Future[PagedrunError | None] = loop.create_future()
 
@@ -63,9 +65,16 @@ async def save(serving: Serving, asked: SaveRequest) -> Response:
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(tell, error)
 
+    def work() -> None:
+        try:
+            keeper.save(asked.name, asked.tokens, asked.note, told)
+        except BaseException:  # the engine's thread says which
+            told(SessionError(f"{asked.name} was not saved: the server failed"))
+            raise
+
     if not service.alive:
         return refusal(SessionError(f"{asked.name} was not saved: the engine has stopped"))
-    service.call(lambda: keeper.save(asked.name, asked.tokens, asked.note, told))
+    service.call(work)
     error = await done
     return JSONResponse({"saved": True}) if error is None else refusal(error)
 

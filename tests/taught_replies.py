@@ -63,6 +63,11 @@ class Taught:
         says = self._vocab.learn(pieces)
         self._fake.runner._answer = lambda tokens, n: says[len(tokens) - n] if len(tokens) - n < len(says) else EOG
 
+    @property
+    def grammar(self) -> str:
+        """What the answer before was bound to."""
+        return str(self._fake.request.grammar.text)
+
     async def post(self, path: str, data: dict[str, Any]) -> httpx.Response:
         answer = await self.client.post(path, json=data)
         assert answer.status_code == 200, answer.text

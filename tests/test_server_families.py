@@ -199,3 +199,20 @@ def test_the_families_are_those_that_matter() -> None:
         "ministral-3", "gemma-4", "gpt-oss", "deepseek-r1-distill", "deepseek-v3.1", "glm-4.6", "kimi-k2", "lfm2",
     }  # fmt: skip
     assert set(VECTORS["cases"]) >= {case["name"] for case, _ in ASKED}
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "hermes-3", "granite-4.0", "phi-3.5"])
+def test_one_call_where_no_more_are_wanted(door: Door, name: str) -> None:
+    """llama.cpp's grammar of this form allows several whatever it is told."""
+
+    async def scenario(taught: Taught) -> None:
+        ask = {"messages": [chat_cases.ASK], "tools": [chat_cases.WEATHER]}
+        for more, one in (({}, False), ({"parallel_tool_calls": True}, False), ({"parallel_tool_calls": False}, True)):
+            for choice in ("auto", "required"):
+                await taught.chat({**ask, **more, "tool_choice": choice}, bytes_of(_JSON))
+                (rule,) = [line for line in taught.grammar.splitlines() if line.startswith("tool-calls ::=")]
+                assert (rule == "tool-calls ::= tool-call space") is one
+                assert rule.endswith(")+") is not one
+
+    with taught_server(templates(door, plain_case(name))) as taught:
+        run(scenario(taught))

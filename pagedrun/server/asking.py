@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pagedrun.chat import ChatOptions, Message, RenderedChat
-from pagedrun.request import GenerationRequest, Grammar
+from pagedrun.request import GenerationRequest, Grammar, GrammarKind
 from pagedrun.sampling import SamplingParams
 from pagedrun.server.answers import Task
 from pagedrun.server.errors import invalid, unsupported
@@ -18,6 +19,7 @@ from pagedrun.server.thinking import NAMES, Names, check_can_think, knows_effort
 BUDGETS: dict[str, int | None] = {"minimal": 512, "low": 1024, "medium": 8192, "high": None, "xhigh": None}
 
 _SEEDS = 2**32 - 1
+_SEVERAL_CALLS = re.compile(r"^(tool-calls ::= )\(tool-call\?? space\)\+$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ def chat_task(serving: Serving, ask: Ask) -> Task:
         sampling=ask.sampling,
         max_tokens=ask.max_tokens,
         stop=(*rendered.stop, *ask.stop),
-        grammar=rendered.grammar,
+        grammar=rendered.grammar if ask.options.parallel_tool_calls else _one_call(rendered.grammar),
         reasoning=rendered.reasoning,
         logprobs=ask.logprobs,
         preserved_tokens=tuple(rendered.preserved_tokens),
@@ -63,6 +65,13 @@ def chat_task(serving: Serving, ask: Ask) -> Task:
     request = replace(request, sampling=recommended(serving, ask.sampling, think))
     parsers = tuple(serving.service.templates.reply_parser(rendered) for _ in range(ask.n))
     return Task(requests=copies(request, ask.n), parsers=parsers)
+
+
+def _one_call(grammar: Grammar | None) -> Grammar | None:
+    """The grammar, with one call where llama.cpp's allows several although it was told not to."""
+    if grammar is None or grammar.kind is not GrammarKind.TOOL_CALLS:
+        return grammar
+    return replace(grammar, text=_SEVERAL_CALLS.sub(r"\1tool-call space", grammar.text))
 
 
 def render(serving: Serving, ask: Ask) -> RenderedChat:

@@ -16,7 +16,6 @@ REFUSED = {
     "audio": "is not supported: answers are text",
     "function_call": "is no longer in use: send 'tool_choice'",
     "functions": "is no longer in use: send 'tools'",
-    "verbosity": "is not supported: ask for it in a message",
     "web_search_options": "is not supported: nothing is searched",
     "moderation": "is not supported",
 }
@@ -208,6 +207,7 @@ class ChatRequest(Shared):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     modalities: list[Literal["text"]] | None = None
+    verbosity: Literal["medium"] | None = None  # the answer as it is
 
 
 def template_kwargs(asked: ChatRequest) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator
 
 import uvicorn
@@ -19,7 +18,6 @@ from pagedrun.server.models import Models
 
 _AFTER_GRACE_S = 5  # for the last events of cancelled answers
 _LOOK_S = 0.05
-_SWITCH_S = 0.0005  # until the loop lets the engine's thread go on when a step has ended; ten times that by default
 _BACKLOG = 1024
 _IDLE_S = 75  # longer than clients keep a connection: one that is closed as they use it again is an error to them
 
@@ -131,5 +129,4 @@ def serve(
 
     told: gets a line for people when that takes a while.
     """
-    sys.setswitchinterval(_SWITCH_S)
     Server(models, on_start, told).run(sockets=[sock])

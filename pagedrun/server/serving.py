@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pagedrun import __version__
 from pagedrun.config import EngineConfig
+from pagedrun.server.bridge import Wakes
 from pagedrun.server.errors import ApiError
 from pagedrun.server.gate import Gate
 from pagedrun.server.metrics import Metrics, ModelMetrics
@@ -164,6 +165,8 @@ class Serving(Loaded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.wakes = Wakes()
+        self.service.on_events(self.wakes.tell)
         self._sizes: dict[int, int] = {}
 
     @property

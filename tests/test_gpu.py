@@ -56,13 +56,14 @@ def test_embeddings_on_the_gpu_are_those_of_numpy(tmp_path: Path, batch: int) ->
     inputs = [[CLS, *rng.integers(5, 60, n).tolist()] for n in (3, 100, 15, 40, 1, 99)]
     bert, llama = write_bert(tmp_path / "bert.gguf"), write_llama(tmp_path / "llama.gguf", "last")
     for path, model in ((bert, NumpyBert()), (llama, NumpyLlama())):
-        before = used()
-        with load_embedding(path, EngineConfig(max_batch_tokens=batch)) as service:
-            assert service.model.device == machine.gpus()[0].name
-            found = service.embed(inputs)
-            np.testing.assert_allclose(found, [model.embedding(tokens) for tokens in inputs], atol=5e-3)
-        if batch:  # CUDA's own context came with the first
-            assert used() - before < 32 * MIB
+        left = []
+        for _ in range(3):
+            with load_embedding(path, EngineConfig(max_batch_tokens=batch)) as service:
+                assert service.model.device == machine.gpus()[0].name
+                found = service.embed(inputs)
+                np.testing.assert_allclose(found, [model.embedding(tokens) for tokens in inputs], atol=5e-3)
+            left.append(used())
+        assert left[-1] - left[0] < 32 * MIB  # what CUDA keeps for itself came with the first
 
 
 def test_weights_and_context_are_in_vram_and_are_given_back(tiny_hybrid: Path) -> None:

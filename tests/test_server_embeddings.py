@@ -222,7 +222,7 @@ def test_no_request_is_a_defect(seed: int) -> None:
                 path, body = mutated(random, EMBEDDINGS)
                 answer = await client.post(path, content=body)
                 statuses[answer.status_code] += 1
-                assert answer.status_code in (200, 400, 403, 404), (path, body, answer.text)
+                assert answer.status_code < 500, (path, body, answer.text)
                 assert answer.status_code == 200 or answer.json()["error"]["message"]
         assert statuses[200] > 25 and statuses[400] > 100
         assert fake.serving.gate.inside == 0 and not fake.serving.open_answers and fake.serving.service.alive

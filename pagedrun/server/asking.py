@@ -90,7 +90,7 @@ def _options(serving: Serving, ask: Ask) -> ChatOptions:
         think = kwargs.pop("enable_thinking")
         if not isinstance(think, bool):
             raise invalid("'chat_template_kwargs.enable_thinking' must be true or false", "chat_template_kwargs")
-    check_can_think(serving, ask)
+    check_can_think(serving, ask.names, switch=ask.kwargs.get("enable_thinking"), effort=ask.effort, budget=ask.budget)
     budget = ask.budget
     if ask.effort == "none":
         think = False

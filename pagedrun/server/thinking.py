@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pagedrun.server.errors import unsupported
 
 if TYPE_CHECKING:
-    from pagedrun.server.asking import Ask
     from pagedrun.server.serving import Serving
 
 
@@ -24,17 +23,17 @@ class Names(NamedTuple):
 NAMES = Names("chat_template_kwargs.enable_thinking", "reasoning_effort", "thinking_budget_tokens")
 
 
-def check_can_think(serving: Serving, ask: Ask) -> None:
+def check_can_think(serving: Serving, names: Names, *, switch: Any, effort: str | None, budget: int | None) -> None:
     """Raise ApiError, which names the field, for a request to think to a model that does not.
 
     A request not to think asks for what happens anyway.
     """
-    if ask.kwargs.get("enable_thinking") is True:
-        field, instead = ask.names.switch, "Leave the field out"
-    elif ask.effort not in (None, "none"):
-        field, instead = ask.names.effort, "Leave the field out"
-    elif ask.budget:
-        field, instead = ask.names.budget, "Leave the field out, or send 0"
+    if switch is True:
+        field, instead = names.switch, "Leave the field out"
+    elif effort not in (None, "none"):
+        field, instead = names.effort, "Leave the field out"
+    elif budget:
+        field, instead = names.budget, "Leave the field out, or send 0"
     else:
         return
     if not thinks(serving):

@@ -11,8 +11,9 @@ conversations, and RAM for six more.
     heard         answers that a client heard to their ends; left: requests whose client left
     stock differs, largest gap, not likeliest: as in scripts/overload.py, of all greedy answers that were heard (what
                   stock differs by is measured for about a hundred of them)
-    MiB           of the server: before the first request, after a third of the time, at the end, and when everybody was
-                  forgotten; grown: from the second to the third, by medians of tenths
+    MiB           of the server: before the first request, after a third of the time, at the end; then, without what is
+                  free in its heap, when all rests, and when everybody was forgotten; grown: from the second to the
+                  third, by medians of tenths
 
 Exit code 1: an answer differs from what was computed, or from a lone one; a status other than 200 (499 for who left); a
 request, task, thread or page is left; memory grew by more than 16 MiB.
@@ -73,6 +74,7 @@ def row(path: Path, crowd: Crowd) -> dict[str, Any]:
         "MiB before": memory.before / MIB,
         "after a third": memory.memory[len(memory.memory) // 3][1] / MIB,
         "at the end": memory.memory[-1][1] / MIB,
+        "at rest": found.resting["bytes"] / MIB,
         "forgotten": memory.left / MIB,
         "grown MiB": grown / MIB,
         "wrong": "; ".join(bad) or "nothing",

@@ -164,7 +164,6 @@ def serve(
     settings = engine.settings()  # what is wrong there is said before anything is loaded
     template_text = template.template_text()
     from pagedrun.cli.sources import InstalledModels, Loader, LocalSource, check_names
-    from pagedrun.native.library import keep_large_blocks_apart
     from pagedrun.server import run
     from pagedrun.server.models import Models
     from pagedrun.sharing import SharedMemory
@@ -185,7 +184,6 @@ def serve(
         loader = Loader(memory, engine, template, template_text)
         sources = [LocalSource(located, how(located), loader) for located in found.values()]
         check_names(sources)
-        keep_large_blocks_apart()
         first = sources[0].load((), lambda: False)
         serving = Models(
             first.settings,

@@ -19,8 +19,6 @@ from pagedrun.runtime.store import find_runtime
 
 _LOG_LINES = 400  # enough for everything a failing load prints
 
-_M_MMAP_THRESHOLD = -3  # malloc.h
-
 
 @dataclass(frozen=True)
 class Library:
@@ -84,16 +82,6 @@ def give_back_heap() -> None:
     """Give the system what the C library keeps of freed memory. A vocabulary alone is tens of MiB of small pieces."""
     with contextlib.suppress(AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def keep_large_blocks_apart() -> None:
-    """Have the C library map blocks of a MiB and more by themselves, for as long as the process lives.
-
-    By default it stops to after some were freed, and puts those of up to 32 MiB between small ones, from where they
-    cannot be given back: a server's memory would grow for hours.
-    """
-    with contextlib.suppress(AttributeError):  # only glibc has it
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
 def _bound_spinning() -> None:

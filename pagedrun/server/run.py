@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from pagedrun.errors import UsageError
+from pagedrun.footprint import give_back_heap
 from pagedrun.server.app import make_app
 from pagedrun.server.ending import Ending
 from pagedrun.server.models import Models
 
 _AFTER_GRACE_S = 5  # for the last events of cancelled answers
 _LOOK_S = 0.05
+_TRIM_S = 60  # a server under load keeps more and more of what it has freed
 _BACKLOG = 1024
 _IDLE_S = 75  # longer than clients keep a connection: one that is closed as they use it again is an error to them
 
@@ -74,12 +76,19 @@ class Server(uvicorn.Server):
         self._on_start = on_start
         self._told = told
         self._ending: Ending | None = None
+        self._trimming: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so."""
         await super().startup(sockets)
         self._models.start()
+        self._trimming = asyncio.create_task(self._trim())
         self._on_start()
+
+    async def _trim(self) -> None:
+        while True:
+            await asyncio.sleep(_TRIM_S)
+            await asyncio.get_running_loop().run_in_executor(self._models.prepare, give_back_heap)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -118,6 +127,8 @@ class Server(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             timer.cancel()
+            if self._trimming is not None:
+                self._trimming.cancel()
             self._ending = Ending(self._models.loaded, self._models.settings.saving_s, self._told)
             await self._ending.wait()
 

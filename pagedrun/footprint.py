@@ -1,9 +1,7 @@
-"""How much memory a process holds, and giving some of it back."""
+"""How much memory a process holds."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 
 
@@ -30,9 +28,3 @@ def gpu_memory(pid: int | None = None) -> int | None:
         return None
     its = [p.usedGpuMemory for p in processes if p.pid == wanted and p.usedGpuMemory is not None]
     return sum(its) if its else None  # inside a container the driver reports other pids
-
-
-def give_back_heap() -> None:
-    """Give the system what the C library keeps of freed memory. A vocabulary alone is tens of MiB of small pieces."""
-    with contextlib.suppress(AttributeError):  # only glibc has it
-        ctypes.CDLL(None).malloc_trim(0)

@@ -164,6 +164,7 @@ def serve(
     settings = engine.settings()  # what is wrong there is said before anything is loaded
     template_text = template.template_text()
     from pagedrun.cli.sources import InstalledModels, Loader, LocalSource, check_names
+    from pagedrun.native.library import give_back_heap
     from pagedrun.server import run
     from pagedrun.server.models import Models
     from pagedrun.sharing import SharedMemory
@@ -202,7 +203,7 @@ def serve(
                 _announce(record, run.address_of(sock), sources, any_installed=named.any_installed)
                 console.note(listening)
 
-            run.serve(serving, sock, on_start, console.note)
+            run.serve(serving, sock, on_start, console.note, give_back_heap)
         finally:
             serving.close()
         console.note("stopped")

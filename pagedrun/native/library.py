@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -75,6 +76,12 @@ def load() -> Library:
     log.callback = callback  # type: ignore[attr-defined]  # keeps the C function pointer alive
     llama.llama_backend_init()
     return Library(llama, common, log)
+
+
+def give_back_heap() -> None:
+    """Give the system what the C library keeps of freed memory. A vocabulary alone is tens of MiB of small pieces."""
+    with contextlib.suppress(AttributeError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _bound_spinning() -> None:

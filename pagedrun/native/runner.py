@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedrun.errors import EngineError, PagedrunError
-from pagedrun.footprint import give_back_heap
 from pagedrun.native.context import NativeContext
 from pagedrun.native.door import Door
 from pagedrun.native.frames import NativeFrames
+from pagedrun.native.library import give_back_heap
 from pagedrun.native.model import NativeModel
 from pagedrun.native.sampler import Sampler
 from pagedrun.request import GenerationRequest, TokenLogprob

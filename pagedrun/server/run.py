@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from pagedrun.errors import UsageError
-from pagedrun.footprint import give_back_heap
 from pagedrun.server.app import make_app
 from pagedrun.server.ending import Ending
 from pagedrun.server.models import Models
@@ -59,6 +58,7 @@ class Server(uvicorn.Server):
         models: Models,
         on_start: Callable[[], None] = lambda: None,
         told: Callable[[str], None] = lambda line: None,
+        trims: Callable[[], None] = lambda: None,
     ) -> None:
         config = uvicorn.Config(
             make_app(models),
@@ -75,6 +75,7 @@ class Server(uvicorn.Server):
         self._models = models
         self._on_start = on_start
         self._told = told
+        self._trims = trims
         self._ending: Ending | None = None
         self._trimming: asyncio.Task[None] | None = None
 
@@ -88,7 +89,7 @@ class Server(uvicorn.Server):
     async def _trim(self) -> None:
         while True:
             await asyncio.sleep(_TRIM_S)
-            await asyncio.get_running_loop().run_in_executor(self._models.prepare, give_back_heap)
+            await asyncio.get_running_loop().run_in_executor(self._models.prepare, self._trims)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -134,10 +135,14 @@ class Server(uvicorn.Server):
 
 
 def serve(
-    models: Models, sock: socket.socket, on_start: Callable[[], None], told: Callable[[str], None] = lambda line: None
+    models: Models,
+    sock: socket.socket,
+    on_start: Callable[[], None],
+    told: Callable[[str], None] = lambda line: None,
+    trims: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve on a bound socket until a signal comes. Answers that run may end, conversations are saved; then it returns.
 
-    told: gets a line for people when that takes a while.
+    told: gets a line for people when that takes a while. trims: gives freed memory back to the system, now and then.
     """
-    Server(models, on_start, told).run(sockets=[sock])
+    Server(models, on_start, told, trims).run(sockets=[sock])

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from pagedrun import running
 from pagedrun.durable import KeeperStats, PagesGoneError
-from pagedrun.errors import PagedrunError
+from pagedrun.errors import PagedrunError, SessionError
 from pagedrun.remote.address import Address, checked, post
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pagedrun.sessions import Mark
 
 _SAVE_S = 600.0
+_FORBIDDEN = 403
 
 
 class RemoteKeeper:
@@ -56,12 +58,27 @@ class RemoteKeeper:
         error: PagedrunError | None = None
         try:
             async with self._order:
-                answer = await self._client.post("/v1/pagedrun/sessions/save", json=data, timeout=_SAVE_S)
+                answer = await self._post(data)
+                if answer.status_code == _FORBIDDEN and self._another_server():
+                    answer = await self._post(data)
                 checked(self._address, answer)
-        except PagedrunError as e:
+        except SessionError as e:
             error = e
+        except PagedrunError as e:  # it stops, say, or somebody else's runs there now
+            error = PagesGoneError(e.message)
         except httpx.HTTPError as e:
             error = PagesGoneError(f"the server does not answer: {e}")
         except asyncio.CancelledError:
             error = PagesGoneError("the connection was closed")
         told(error)
+
+    async def _post(self, data: Mapping[str, Any]) -> httpx.Response:
+        return await self._client.post("/v1/pagedrun/sessions/save", json=data, timeout=_SAVE_S)
+
+    def _another_server(self) -> bool:
+        """Whether another server of this user runs at this address now; from here on it is the one that is asked."""
+        for one in running.found():
+            if one.url == self._address.url and one.secret != self._client.headers.get(running.OWNER):
+                self._client.headers[running.OWNER] = one.secret
+                return True
+        return False

@@ -29,6 +29,7 @@ from pagedrun.server.serving import Serving, generating
 _PLAIN = (0, 1)
 _MOST = 1024  # strings in a list
 _INT32 = 2**31
+_SAVING_S = 1.0
 
 
 class GenerateRequest(BaseModel):
@@ -117,6 +118,8 @@ class Generating(Response):
                 async for data in answer.lines(self._models.settings.keep_alive_s):
                     await self._send(send, data)
             await self._send(send, b"", last=True)
+            if self._models.keep_s is not None and self._models.keep_s < _SAVING_S:
+                await asyncio.sleep(_SAVING_S)  # who has a session saves it now: the model is in use until then
         except (ApiError, PagedrunError) as e:
             if self._started:
                 await self._send(send, _line({"error": wire.error_to_json(_of_api(e))}), last=True)

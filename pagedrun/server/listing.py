@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
-from pagedrun.server.errors import ApiError
+from pagedrun.server.errors import ApiError, invalid
 from pagedrun.server.fields import Strict
 from pagedrun.server.models import Models
 from pagedrun.server.served import Served
@@ -46,7 +46,12 @@ async def load(models: Models, name: str | None) -> dict[str, Any]:
 
 
 async def unload(models: Models, name: str | None) -> dict[str, Any]:
-    """Save a model's conversations and give its memory back. Raises ApiError for one that is in use."""
+    """Save a model's conversations and give its memory back. Raises ApiError for one that is in use.
+
+    No name will do where there is one model.
+    """
+    if name is None and len(models.all) > 1:
+        raise invalid("'model' is missing: several are served", "model")
     served = await models.find(name)
     if served.serving is not None and not await models.mover.unload(served, "asked") and served.serving is not None:
         why = "answers are under way" if served.serving.busy else "it cannot be loaded again"

@@ -108,6 +108,8 @@ class Generating(Response):
         """Answer; errors too."""
         with suppress(Gone):
             await unless_gone(receive, self._answer(scope, receive, send))
+        if self._models.keep_s is not None and self._models.keep_s < _SAVING_S:
+            await asyncio.sleep(_SAVING_S)  # who has a session saves it now: the model is in use until then
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -118,8 +120,6 @@ class Generating(Response):
                 async for data in answer.lines(self._models.settings.keep_alive_s):
                     await self._send(send, data)
             await self._send(send, b"", last=True)
-            if self._models.keep_s is not None and self._models.keep_s < _SAVING_S:
-                await asyncio.sleep(_SAVING_S)  # who has a session saves it now: the model is in use until then
         except (ApiError, PagedrunError) as e:
             if self._started:
                 await self._send(send, _line({"error": wire.error_to_json(_of_api(e))}), last=True)

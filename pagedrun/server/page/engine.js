@@ -73,7 +73,7 @@ function showSpeed(now) {
 
 function showMemory(kv) {
   at("memory-none").hidden = kv !== null;
-  at("memory-none").textContent = model === null ? "The model is not loaded. It will be when you send something." : "The KV cache of this model has no pages.";
+  at("memory-none").textContent = model === null ? "Nothing is known: the model is loaded when you send something, and a server with a key tells nothing without it." : "The KV cache of this model has no pages.";
   at("memory-figures").hidden = kv === null;
   at("tiers").hidden = kv === null;
   if (kv === null) return;

@@ -134,8 +134,7 @@ class Engine:
     """Runs requests over a `Runner`. `run_forever` is the engine thread; `step` is one turn of it.
 
     slots: KV memory; None: the runner's own, without pages. prefill_chunk, max_stall: see Scheduler. keeper: of
-    conversations that outlive the process. tell: called after events were given to sinks, right before the next step is
-    computed or the engine waits: whoever reads them then takes nobody's time.
+    conversations that outlive the process.
     """
 
     runner: Runner
@@ -143,7 +142,6 @@ class Engine:
     keeper: Keeper | None = None
     prefill_chunk: int = 256
     max_stall: float = 0.0
-    tell: Callable[[], None] = lambda: None
     inbox: queue.SimpleQueue[Command] = field(default_factory=queue.SimpleQueue)
     stats: EngineStats = field(default_factory=EngineStats)
     _scheduler: Scheduler = field(init=False)
@@ -175,7 +173,6 @@ class Engine:
         finally:
             self._keep_the_rest()
             self._refuse_the_rest()
-            self.tell()
             self.runner.shutdown()
 
     def measure(self) -> None:
@@ -189,11 +186,9 @@ class Engine:
         plan = self._scheduler.plan()
         self._end_exhausted()
         if plan is None:
-            self.tell()
             return
         try:
             self._slots.ready()
-            self.tell()
             result = self.runner.run(plan)
         except EngineError as e:
             self._fail_running(e, plan)
@@ -213,9 +208,7 @@ class Engine:
         """Carry out what other threads asked for; waits when there is nothing else to do."""
         while self._running:
             try:
-                if idle := self._scheduler.idle:
-                    self.tell()
-                command = self.inbox.get(block=idle)
+                command = self.inbox.get(block=self._scheduler.idle)
             except queue.Empty:
                 break
             self._carry_out(command)

@@ -218,10 +218,6 @@ class Service(Answerer):
         """Have something done on the engine's thread, between two steps."""
         self._engine.inbox.put(Call(work))
 
-    def on_events(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called on the engine's thread once after sinks got events, before the next step is computed."""
-        self._engine.tell = tell
-
     def measure(self, done: Callable[[], None]) -> None:
         """Count the pages anew, into `stats.kv`; `done` is called on the engine's thread after that."""
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pagedrun import __version__
 from pagedrun.config import EngineConfig
-from pagedrun.server.bridge import Wakes
 from pagedrun.server.errors import ApiError
 from pagedrun.server.gate import Gate
 from pagedrun.server.metrics import Metrics, ModelMetrics
@@ -165,8 +164,6 @@ class Serving(Loaded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.wakes = Wakes()
-        self.service.on_events(self.wakes.tell)
         self._sizes: dict[int, int] = {}
 
     @property

@@ -55,7 +55,8 @@ class Crowd:
 
     def arguments(self) -> list[str]:
         """Of `serve`."""
-        fixed = {"--max-seq-len": self.longest, "--max-num-seqs": self.slots, "--max-queue": self.streams}
+        queue = 2 * self.streams  # who has left is in it until a step ends, and who comes next too
+        fixed = {"--max-seq-len": self.longest, "--max-num-seqs": self.slots, "--max-queue": queue}
         more = {"-t": self.threads, "--gpu-layers": 0, "--cache-disk": 0, "--served-model-name": "it"}
         return [str(part) for pair in {**fixed, **more}.items() for part in pair]
 

@@ -150,7 +150,7 @@ def test_options_that_make_no_sense(
 def test_llama_cpps_log_is_for_vv(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagedrun.server.run.serve", lambda serving, sock, on_start, told: on_start())
+    monkeypatch.setattr("pagedrun.server.run.serve", lambda serving, sock, on_start, *more: on_start())
     monkeypatch.setattr("pagedrun.cli.serve._log", lambda: None)
     for args, shown in (((), False), (("-v",), False), (("-vv",), True), (("-v", "-v"), True)):
         monkeypatch.setattr("pagedrun.cli.console.verbose", 0)
@@ -163,7 +163,7 @@ def test_llama_cpps_log_is_for_vv(
 def test_a_server_computes_four_answers_at_once_unless_told(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagedrun.server.run.serve", lambda serving, sock, on_start, told: on_start())
+    monkeypatch.setattr("pagedrun.server.run.serve", lambda serving, sock, on_start, *more: on_start())
     for args, n in (((), 4), (("--max-num-seqs", "1"), 1)):
         fake = Fake()
         fake.install(monkeypatch.setattr)

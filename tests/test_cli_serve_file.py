@@ -44,7 +44,7 @@ class Serve:
         """The settings of the server."""
         return self._got[-1].settings
 
-    def _serve(self, models: Any, sock: Any, on_start: Any, told: Any) -> None:
+    def _serve(self, models: Any, sock: Any, on_start: Any, *more: Any) -> None:
         self._got.append(models)
 
     def _bind(self, host: str, port: int) -> socket.socket:

@@ -134,7 +134,7 @@ def test_one_that_is_cancelled_says_how_far_it_came() -> None:
             other = await client.post("/v1/pagedrun/cancel", json={"id": "f" * 32})
             assert other.json() == {"found": False}
             assert (await client.post("/v1/pagedrun/cancel", json={"id": ID})).json() == {"found": True}
-            gate.release(100)
+            gate.release(10_000)
             await caller.until(lambda c: c.done)
             assert (await client.post("/v1/pagedrun/cancel", json={"id": ID})).json() == {"found": False}
         ended = events(caller.body.decode())[-1]
@@ -153,7 +153,7 @@ def test_who_leaves_ends_it() -> None:
         await caller.until(lambda c: b'"text"' in c.body)
         caller.leave()
         await asyncio.wait_for(caller.task, 10)  # the engine has been told
-        gate.release(100)
+        gate.release(10_000)
         await eventually(lambda: fake.serving.gate.inside == 0 and not fake.runner.requests)
         assert not fake.serving.open_answers
 
@@ -167,7 +167,7 @@ def test_a_server_that_stops_says_so() -> None:
         caller = Caller(fake.app, PATH, body())
         await caller.until(lambda c: b'"text"' in c.body)
         fake.serving.cancel_all()
-        gate.release(100)
+        gate.release(10_000)
         await caller.until(lambda c: c.done)
         *before, last = (json.loads(line) for line in caller.body.splitlines() if line)
         assert last["error"]["message"] == "the server is stopping" and all("text" in one for one in before)

@@ -12,7 +12,7 @@ from pagedrun.server.answers import Answers, Choice, Piece, Task
 from pagedrun.server.asking import copies, raw_grammar, recommended
 from pagedrun.server.chat_fields import ResponseFormat
 from pagedrun.server.errors import invalid
-from pagedrun.server.fields import TAG, Shared
+from pagedrun.server.fields import TAG, Shared, prompt_tag
 from pagedrun.server.replies import DONE, Presenter, sse, timings_of, usage_of
 from pagedrun.server.serving import FINGERPRINT, Loaded, Serving
 
@@ -21,22 +21,13 @@ REFUSED = {"suffix": "is not supported: nothing can be filled in between"}
 _DEFAULT_TOKENS = 16  # OpenAI's
 
 
-def _prompt_tag(value: Any) -> str:
-    if not isinstance(value, list):
-        return f"{TAG}text"
-    first = value[0] if value else ""
-    if isinstance(first, list):
-        return f"{TAG}ids-list"
-    return f"{TAG}texts" if isinstance(first, str) else f"{TAG}ids"
-
-
 Ids = Annotated[list[int], Field(min_length=1)]
 Prompt = Annotated[
     Annotated[str, Tag(f"{TAG}text")]
     | Annotated[list[str], Field(min_length=1, max_length=128), Tag(f"{TAG}texts")]
     | Annotated[Ids, Tag(f"{TAG}ids")]
     | Annotated[list[Ids], Field(min_length=1, max_length=128), Tag(f"{TAG}ids-list")],
-    Discriminator(_prompt_tag),
+    Discriminator(prompt_tag),
 ]
 
 

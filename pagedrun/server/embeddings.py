@@ -17,7 +17,7 @@ from pydantic import Discriminator, Field, Tag
 from pagedrun.embedding import EmbeddingService, Vectors, normalized
 from pagedrun.server.completions import Ids, check_tokens
 from pagedrun.server.errors import ApiError, invalid, not_ready, unsupported
-from pagedrun.server.fields import TAG, Strict
+from pagedrun.server.fields import TAG, Strict, prompt_tag
 from pagedrun.server.models import Models
 from pagedrun.server.serving import Loaded
 from pagedrun.units import count
@@ -27,22 +27,13 @@ MOST_INPUTS = 2048  # OpenAI's
 Inputs = Sequence[Sequence[int]]
 
 
-def _tag(value: Any) -> str:
-    if not isinstance(value, list):
-        return f"{TAG}text"
-    first = value[0] if value else ""
-    if isinstance(first, list):
-        return f"{TAG}ids-list"
-    return f"{TAG}texts" if isinstance(first, str) else f"{TAG}ids"
-
-
 Text = Annotated[str, Field(min_length=1)]
 Input = Annotated[
     Annotated[Text, Tag(f"{TAG}text")]
     | Annotated[list[Text], Field(min_length=1, max_length=MOST_INPUTS), Tag(f"{TAG}texts")]
     | Annotated[Ids, Tag(f"{TAG}ids")]
     | Annotated[list[Ids], Field(min_length=1, max_length=MOST_INPUTS), Tag(f"{TAG}ids-list")],
-    Discriminator(_tag),
+    Discriminator(prompt_tag),
 ]
 
 

@@ -195,3 +195,13 @@ def _bias(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
         # 100 is OpenAI's word for "this one only", and -100 for "never".
         pairs.append((int(token), float("-inf") if bias <= -100 else bias))
     return tuple(pairs)
+
+
+def prompt_tag(value: Any) -> str:
+    """Which of its forms a prompt, or what is to be embedded, has: a text, texts, tokens, or lists of tokens."""
+    if not isinstance(value, list):
+        return f"{TAG}text"
+    first = value[0] if value else ""
+    if isinstance(first, list):
+        return f"{TAG}ids-list"
+    return f"{TAG}texts" if isinstance(first, str) else f"{TAG}ids"

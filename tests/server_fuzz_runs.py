@@ -119,7 +119,7 @@ def _check_what_is_left(url: str, watch: Watch, before: dict[str, Any], found: F
         found.wrong.append("answers still run")
         return
     httpx.post(f"{url}/v1/chat/completions", json=VALID, timeout=PATIENCE_S)  # it may be unloaded
-    after = watch.look(signal.SIGUSR1)
+    after = watch.at_rest(before)
     if after["tasks"] > before["tasks"]:
         found.wrong.append(f"{after['tasks']} tasks, and {before['tasks']} before")
     if after["kv"]["conversations"] != after["kv"]["resting"]:

@@ -32,6 +32,7 @@ ENGLISH = "\n\n".join(text for _, text in sorted(topics.items()) if len(text) > 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses")
 NUMBER = re.compile(r"\[No\. (\d+)\]")
 PATIENCE_S = 300
+TASKS_END_S = 10
 ROOM = 100  # tokens for a template, a number and an answer
 
 
@@ -135,6 +136,13 @@ class Watch:
             time.sleep(0.05)
         assert "wrong" not in found[-1], found[-1]
         return found[-1]
+
+    def at_rest(self, before: dict[str, Any]) -> dict[str, Any]:
+        """What there is when no more tasks are left than before: that of a request ends a moment after its answer."""
+        until = time.monotonic() + TASKS_END_S
+        while (found := self.look(signal.SIGUSR1))["tasks"] > before["tasks"] and time.monotonic() < until:
+            time.sleep(0.1)
+        return found
 
     def _looks(self) -> list[dict[str, Any]]:
         return [record for record in self.records() if "reason" not in record]
@@ -297,7 +305,7 @@ def _check_the_end(live: Live, watch: Watch, before: dict[str, Any], found: Outc
     found.wrong += [f"{name} {value}" for name, value in gauges if float(value)] + ([] if gauges else ["no gauges"])
     statuses = set(re.findall(r'path="/v1/[a-z/]+s",status="(\d+)"', metrics))
     found.wrong += [f"status {status}" for status in statuses - {"200", "499"}]
-    found.resting = watch.look(signal.SIGUSR1)
+    found.resting = watch.at_rest(before)
     kv = found.resting["kv"]
     found.evicted = kv["clean_victims"] + kv["dirty_victims"]
     if kv["conversations"] != kv["resting"]:

@@ -36,12 +36,12 @@ def answer(service: Service) -> tuple[int, ...]:
     return tuple(token for e in service.submit(request) if isinstance(e, TextDelta) for token in e.tokens)
 
 
-def test_two_models_in_one_budget(smollm2: Path, tiny_hybrid: Path) -> None:
+def test_two_models_in_one_budget(tiny_dense: Path, tiny_hybrid: Path) -> None:
     memory = SharedMemory(EngineConfig(max_seq_len=2048, max_num_seqs=2, gpu_memory=LIMIT), 2)
     before = used()
     share = memory.share([])
     assert share is not None
-    with load_service(smollm2, share) as one:
+    with load_service(tiny_dense, share) as one:
         said, plan = answer(one), one.plan
         assert memory.fits(tiny_hybrid, [one.holds])
         share = memory.share([one.holds])
@@ -56,16 +56,16 @@ def test_two_models_in_one_budget(smollm2: Path, tiny_hybrid: Path) -> None:
     assert used() - before < 800 * MIB  # CUDA itself stays
     share = memory.share([])
     assert share is not None and plan is not None
-    with load_service(smollm2, share) as again:
+    with load_service(tiny_dense, share) as again:
         assert answer(again) == said
         assert again.plan is not None and again.plan.settings == plan.settings, "placed as the first time"
 
 
-def test_what_the_first_may_still_take_is_not_the_seconds(smollm2: Path, tiny_hybrid: Path) -> None:
+def test_what_the_first_may_still_take_is_not_the_seconds(tiny_dense: Path, tiny_hybrid: Path) -> None:
     memory = SharedMemory(EngineConfig(max_seq_len=2048, max_num_seqs=2, gpu_memory=1024 * MIB), 2)
     share = memory.share([])
     assert share is not None
-    with load_service(smollm2, share) as one:
+    with load_service(tiny_dense, share) as one:
         left = 1024 * MIB - one.holds.vram
         share = memory.share([one.holds])
         assert (share is None) == (left <= 0)

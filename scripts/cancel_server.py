@@ -47,7 +47,6 @@ class Bench:
         self._watch = watch
         self._rng = random.Random(seed)
         self._long = long
-        self._n_seen = 0
 
     async def measure(self, where: str, n: int, beside: int) -> list[dict[str, Any]]:
         """Cancel `n` requests, one after another: milliseconds and steps of each."""
@@ -104,10 +103,8 @@ class Bench:
         """What the watch wrote of this request."""
         until = time.monotonic() + WAIT_S
         while time.monotonic() < until:
-            records = self._watch.records()
-            for record in records[self._n_seen :]:
+            for record in self._watch.more():
                 if record.get("prompt") == prompt:
-                    self._n_seen = len(records)
                     return record
             await asyncio.sleep(0.02)
         raise RuntimeError(f"the request did not end within {WAIT_S} s")

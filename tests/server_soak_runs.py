@@ -122,6 +122,15 @@ class Watch:
     def __init__(self, live: Live, path: Path) -> None:
         self._live = live
         self._path = path
+        self._seen = 0
+
+    def more(self) -> list[dict[str, Any]]:
+        """What it wrote since the last time, of whole lines."""
+        with self._path.open("rb") as file:
+            file.seek(self._seen)
+            whole = file.read().rpartition(b"\n")[0]
+        self._seen += len(whole) + 1 if whole else 0
+        return [json.loads(line) for line in whole.splitlines()]
 
     def records(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self._path.read_text().splitlines(keepends=True) if line.endswith("\n")]

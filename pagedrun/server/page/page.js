@@ -1,12 +1,16 @@
 // The page: the field to write in, settings, the key, the models.
 
-import { after, ask, isBusy, showContext, showState, stop } from "./answers.js";
+import { after, ask, askAgain, isBusy, leave, showState, stop } from "./answers.js";
 import * as columns from "./columns.js";
+import "./edit.js";
 import * as engine from "./engine.js";
 import { newChat, openedAnother, showList } from "./list.js";
-import { at, isLoaded, sends, state, toast } from "./state.js";
+import { at, isLoaded, sends, setCurrent, state, toast } from "./state.js";
+import { local, session } from "./storage.js";
 import * as store from "./store.js";
+import * as tabs from "./tabs.js";
 import { get, key } from "./talk.js";
+import { showContext } from "./thread.js";
 
 function grow() {
   const field = at("message");
@@ -34,10 +38,24 @@ function saveSettings() {
   store.settings.set(values);
 }
 
-function askForKey() {
+let waiting = null; // the conversation that goes on when there is a key
+
+function askForKey(id = null) {
+  waiting = id ?? waiting;
+  at("key-wrong").hidden = !key.get();
   if (at("key").open) return;
   at("key-value").value = "";
   at("key").showModal();
+}
+
+async function useKey() {
+  key.set(at("key-value").value.trim(), at("key-remember").checked);
+  at("key").close("use");
+  at("message").focus();
+  await findModels();
+  if (at("key").open) return; // it is the wrong one
+  if (waiting !== null) askAgain(waiting);
+  waiting = null;
 }
 
 async function findModels() {
@@ -111,38 +129,36 @@ function wire() {
   };
   at("key-form").onsubmit = (event) => {
     event.preventDefault();
-    key.set(at("key-value").value.trim(), at("key-remember").checked);
-    at("key").close();
-    findModels();
-    field.focus();
+    useKey();
   };
-  at("key-cancel").onclick = () => at("key").close();
+  at("key-cancel").onclick = () => at("key").close("");
+  at("key").onclose = () => {
+    if (at("key").returnValue !== "use") waiting = null;
+    at("key").returnValue = "";
+  };
   at("model").onchange = () => {
     store.settings.set({ ...store.settings.get(), model: at("model").value });
     choseModel();
   };
-  addEventListener("pagehide", () => state.running && store.save(state.running.conversation));
-  addEventListener("storage", (event) => {
-    if (!store.isChat(event.key)) return;
-    if (event.key?.endsWith(state.current.id) && !state.running && event.newValue) {
-      state.current = store.load(state.current.id);
-      showMessages();
-    }
-    showList();
-  });
+  addEventListener("pagehide", leave);
 }
 
 Object.assign(after, {
   changed: showList,
-  ended: () => (isLoaded() ? engine.look() : findModels()),
+  ended() {
+    tabs.look();
+    if (isLoaded()) engine.look();
+    else findModels();
+  },
   needsKey: askForKey,
 });
 wire();
 columns.start(engine.look);
-const last = sessionStorage.getItem("pagedrun.current");
-const found = last && store.load(last);
-if (found) state.current = found;
+const last = session.get("pagedrun.current");
+setCurrent((last && store.load(last)) || state.current);
+if (!local.lasts) at("list-empty").textContent = "This browser keeps nothing for this page: conversations last until it is closed.";
 openedAnother();
+tabs.start();
 grow();
 at("message").focus();
 findModels();

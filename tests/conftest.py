@@ -146,7 +146,7 @@ def visit(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("PAGEDRUN_API_KEY", raising=False)
     model = folders(tmp_path, monkeypatch)
 
-    def of(says: str = "Hello!", *args: str, step_s: float = 0, key: str = "", **how: Any) -> Any:
-        return visiting(browser, tmp_path, model, says, *args, step_s=step_s, key=key, **how)
+    def of(says: str = "Hello!", *args: str, **how: Any) -> Any:
+        return visiting(browser, tmp_path, model, says, *args, **{"step_s": 0, "load_s": 0, "key": "", **how})
 
     return of

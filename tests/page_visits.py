@@ -86,13 +86,21 @@ class Visit:
 
 @contextmanager
 def visiting(
-    browser: Browser, folder: Path, model: Path, says: str, *args: str, step_s: float, key: str, **how: Any
+    browser: Browser,
+    folder: Path,
+    model: Path,
+    says: str,
+    *args: str,
+    step_s: float,
+    load_s: float,
+    key: str,
+    **how: Any,
 ) -> Iterator[Visit]:
     """Serves, and opens the page. Nothing may go wrong in it unless the test takes it. how: of the context."""
     options = [*args, *(["--api-key", key] if key else [])]
-    fake = {"FAKE_SAYS": says, "FAKE_STEP_S": str(step_s)}
+    fake = {"FAKE_SAYS": says, "FAKE_STEP_S": str(step_s), "FAKE_LOAD_S": str(load_s)}
     with live_server(folder, str(model), *options, module="tests.cli_program", **fake) as live:
-        context = browser.new_context(viewport={"width": 1280, "height": 800}, **how)
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **how})
         try:
             if key:
                 context.add_init_script(f"sessionStorage.setItem('pagedrun.key', {key!r})")

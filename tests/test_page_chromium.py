@@ -158,6 +158,41 @@ def test_markdown(visit: Any) -> None:
         v.until("navigator.clipboard.readText().then(t => t.startsWith('if a < b'))")
 
 
+SHOWN = r"""async (texts) => {
+  const { show } = await import("/page/markdown.js");
+  const tag = (node) => node.tagName.toLowerCase() + (node.className && " " + node.className);
+  const inner = (node) => [...node.childNodes].map(told).join("");
+  const told = (node) => (node.nodeType === 3 ? node.data : `<${tag(node)}>${inner(node)}</>`);
+  return texts.map((text) => {
+    const box = document.createElement("div");
+    show(box, text);
+    return inner(box);
+  });
+}"""
+SMALL = {
+    "***both*** and **a *b***": "<p><em><strong>both</></> and <strong>a <em>b</></></>",
+    "one\ntwo  \nthree\\\nfour<br>five": "<p>one<br></>two<br></>three<br></>four<br></>five</>",
+    r"\*not\* \_this\_, \\ and \d": r"<p>*not* _this_, \ and \d</>",
+    r"\(a_1 * b_1 * c\), $x_i*y_i*z$, $$\{a\}$$": (
+        r"<p><span math>\(a_1 * b_1 * c\)</>, <span math>$x_i*y_i*z$</>, <span math>$$\{a\}$$</></>"
+    ),
+    "$5 and $6, $HOME/$USER": "<p>$5 and $6, $HOME/$USER</>",
+    "https://example.org/a_(b)?x=1. (https://example.org/c)": (
+        "<p><a>https://example.org/a_(b)?x=1</>. (<a>https://example.org/c</>)</>"
+    ),
+    "[a](https://example.org/a_(b))": "<p><a>a</></>",
+    "|`a|b`|c \\| d|\n|:-:|-:|\n|1<br>2|3|": (
+        "<div table><table><tr><th center><code>a|b</></><th right>c | d</></>"
+        "<tr><td center>1<br></>2</><td right>3</></></></>"
+    ),
+}
+
+
+def test_small_things_of_markdown(visit: Any) -> None:
+    with visit() as v:
+        assert dict(zip(SMALL, v.page.evaluate(SHOWN, list(SMALL)), strict=True)) == SMALL
+
+
 def test_another_answer_and_another_question(visit: Any) -> None:
     with visit() as v:
         v.ask("one")

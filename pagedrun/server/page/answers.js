@@ -1,12 +1,13 @@
 // One answer at a time: what is asked, what comes, and how it is shown.
 
-import { announce, at, held, keep, number, state, toast } from "./state.js";
+import { announce, at, held, isLoaded, keep, number, state, toast } from "./state.js";
 import * as store from "./store.js";
 import { Refused, chat, key } from "./talk.js";
 import { follow, isDown, showContext, showMessages } from "./thread.js";
 import { GONE, fillAnswer, hooks } from "./turns.js";
 
 const DRAW_MS = 60; // between two looks of text that comes
+const LIGHT = 4; // a look that takes long is followed by so many times as long for all else
 const SAVE_MS = 2000;
 const SHORT = 400; // characters of an answer that is read out when it is done
 
@@ -105,12 +106,16 @@ async function answer(conversation = state.current) {
     keep(conversation, true);
     if (conversation.id !== id) after.changed();
   };
+  let loaded = isLoaded();
+  let free = 0;
   const later = setInterval(() => {
     save();
-    if (drawn) {
-      drawn = 0;
-      draw();
-    }
+    const begin = performance.now();
+    if (begin < free || (!drawn && loaded === isLoaded())) return;
+    loaded = isLoaded();
+    drawn = 0;
+    draw();
+    free = begin + LIGHT * (performance.now() - begin);
   }, DRAW_MS);
   try {
     for await (const chunk of chat(asked, controller.signal)) {

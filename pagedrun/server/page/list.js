@@ -9,6 +9,7 @@ import { follow, showMessages } from "./thread.js";
 import { icon } from "./turns.js";
 
 let shown = "";
+let shownAt = -1; // where the current one is in the list
 
 export function showList() {
   at("title").textContent = state.current.title;
@@ -21,6 +22,9 @@ export function showList() {
   const focused = document.activeElement.closest("#list li");
   const place = focused && [...focused.children].indexOf(document.activeElement);
   at("list").replaceChildren(...every.map(entry));
+  const index = every.findIndex(({ id }) => id === state.current.id);
+  if (index !== shownAt) at("list").children[index]?.scrollIntoView({ block: "nearest" });
+  shownAt = index;
   if (focused) itemOf(focused.dataset.id)?.children[Math.max(0, place)].focus();
 }
 
@@ -94,8 +98,8 @@ function removeChat(id) {
   (next?.querySelector(".open") || at("new")).focus();
   toast("Deleted.", () => {
     if (removed) store.restore(removed);
-    openChat(removed.id);
-    at("message").focus();
+    openChat(id);
+    (columns.isOver(at("side")) ? itemOf(id)?.querySelector(".open") : at("message"))?.focus();
   });
 }
 

@@ -12,6 +12,8 @@ import * as tabs from "./tabs.js";
 import { get, key } from "./talk.js";
 import { showContext } from "./thread.js";
 
+const LOADS_MS = 1500; // between two looks whether the model is loaded that an answer waits for
+
 function grow() {
   const field = at("message");
   field.style.height = "auto";
@@ -58,28 +60,36 @@ async function useKey() {
   waiting = null;
 }
 
-async function findModels() {
+/** quiet: nobody asked for it, so that nobody wants to hear why it failed. */
+async function findModels(quiet = false) {
   let found;
   try {
     found = await get("v1/models");
   } catch (error) {
-    if (error.status === 401) askForKey();
-    else toast(error.message);
+    if (quiet) return;
+    if (error.status === 401) {
+      askForKey();
+      engine.watch(null, true, "The server tells nothing without its key.");
+    } else toast(error.message);
     return;
   }
   const before = at("model").value || store.settings.get().model;
+  const names = found.data.map((one) => one.id);
+  const shown = [...state.models.keys()];
   state.models = new Map(found.data.map((one) => [one.id, one]));
-  at("model").replaceChildren(...[...state.models.keys()].map((name) => new Option(name, name)));
-  if (state.models.has(before)) at("model").value = before;
-  await choseModel();
+  if (names.join("\n") !== shown.join("\n")) {
+    at("model").replaceChildren(...names.map((name) => new Option(name, name)));
+    if (state.models.has(before)) at("model").value = before;
+  }
+  await showModel();
 }
 
-async function choseModel() {
+async function showModel() {
   const name = at("model").value;
   showContext();
   state.thinks = true; // the server says so if it does not
   if (!isLoaded()) {
-    engine.watch(null, true);
+    engine.watch(null, true, "The model is loaded when you send something.");
     return;
   }
   try {
@@ -88,8 +98,8 @@ async function choseModel() {
     state.thinks = found.supports_thinking ?? false;
     engine.watch(name, found.model.device !== "CPU");
     engine.look();
-  } catch {
-    engine.watch(null, true);
+  } catch (error) {
+    engine.watch(null, true, error.message);
   }
 }
 
@@ -119,6 +129,8 @@ function wire() {
     field.focus();
   };
   addEventListener("keydown", (event) => {
+    const undoes = event.key === "z" && (event.ctrlKey || event.metaKey) && !event.target.matches("input, textarea");
+    if (undoes && !at("toast").hidden && !at("toast-undo").hidden) at("toast-undo").click();
     if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
     if (!columns.shutOver()) stop();
   });
@@ -138,7 +150,8 @@ function wire() {
   };
   at("model").onchange = () => {
     store.settings.set({ ...store.settings.get(), model: at("model").value });
-    choseModel();
+    showModel();
+    findModels(true); // it may have been loaded meanwhile, or unloaded
   };
   addEventListener("pagehide", leave);
 }
@@ -159,6 +172,7 @@ setCurrent((last && store.load(last)) || state.current);
 if (!local.lasts) at("list-empty").textContent = "This browser keeps nothing for this page: conversations last until it is closed.";
 openedAnother();
 tabs.start();
+setInterval(() => state.running && !isLoaded() && findModels(true), LOADS_MS);
 grow();
 at("message").focus();
 findModels();

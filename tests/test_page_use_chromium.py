@@ -81,6 +81,49 @@ def test_many_conversations(visit: Any) -> None:
         assert "Number 4" in v.titles and "Number 3" not in v.titles
 
 
+def test_what_goes_away_with_a_new_answer_comes_back(visit: Any) -> None:
+    with visit() as v:
+        for text in ("one", "two", "three"):
+            v.ask(text)
+        v.page.locator('[aria-label="Answer again"]').last.click()
+        v.page.wait_for_selector("#messages > li:nth-child(6) .tools")
+        v.done()
+        assert v.page.locator("#toast").is_hidden()  # nothing but that answer has gone
+        v.page.locator('[aria-label="Answer again"]').first.click()
+        v.page.wait_for_selector("#messages > li:nth-child(2):last-child .tools")
+        v.page.click("#toast-undo")
+        assert v.page.locator("#messages .body").all_inner_texts() == ["one", "two", "three"]
+        v.page.locator('[aria-label="Edit message"]').first.focus()
+        v.page.keyboard.press("Enter")
+        v.page.keyboard.type(" more")
+        v.page.keyboard.press("Enter")
+        v.page.wait_for_selector("#messages > li:nth-child(2):last-child")
+        assert v.titles == ["one more"]
+        v.page.click("#toast-undo")
+        v.done()
+        v.page.reload()
+        assert v.page.locator("#messages .body").all_inner_texts() == ["one", "two", "three"] and v.titles == ["one"]
+
+
+def test_a_draft_outlives_the_page(visit: Any) -> None:
+    with visit() as v:
+        v.page.fill("#message", "half a")
+        v.page.reload()
+        assert v.page.locator("#message").input_value() == "half a"
+        v.page.keyboard.press("Enter")
+        v.page.wait_for_selector("#messages > .assistant .tools")
+        v.page.reload()
+        assert v.page.locator("#message").input_value() == ""
+
+
+def test_a_key_that_no_header_may_have(visit: Any) -> None:
+    with visit() as v:
+        v.page.evaluate("sessionStorage.setItem('pagedrun.key', 'ключ')")
+        v.send()
+        v.page.wait_for_selector("#key[open]")
+        assert "does not know this key" in v.page.locator(".error").inner_text()
+
+
 def test_undo_on_a_narrow_screen(visit: Any) -> None:
     with visit(viewport={"width": 340, "height": 640}) as v:
         v.ask("first")

@@ -14,15 +14,28 @@ const SHORT = 400; // characters of an answer that is read out when it is done
 /** What the rest of the page does: changed(): a conversation has; ended(); needsKey(id): to go on with that one. */
 export const after = { changed() {}, ended() {}, needsKey() {} };
 
-/** Take this message and all after it away. */
-export function cutAt(message) {
-  state.current.messages.length = state.current.messages.indexOf(message);
+/** Take this message and all after it away; `n` of them come anew. */
+export function cutAt(message, n) {
+  const { id, title, messages } = state.current;
+  const before = [...messages];
+  messages.length = messages.indexOf(message);
   showMessages();
+  if (before.length > messages.length + n) toast("What came after is gone.", () => putBack(id, { title, messages: before }));
+}
+
+function putBack(id, before) {
+  const conversation = held(id);
+  if (!conversation?.rev || !store.isMine(conversation.rev)) return; // another tab has gone on
+  if (state.running?.conversation === conversation) stop();
+  Object.assign(conversation, before);
+  keep(conversation);
+  after.changed();
+  if (conversation === state.current) showMessages();
 }
 
 function regenerate(turn) {
   if (isBusy()) return;
-  cutAt(turn.message);
+  cutAt(turn.message, 1);
   answer();
   at("message").focus();
 }
@@ -134,7 +147,7 @@ async function answer(conversation = state.current) {
     if (usage) conversation.tokens = usage.total_tokens;
     message.stats = figures(usage, timings);
   } catch (error) {
-    if (error.name === "AbortError") message.note ||= "Stopped.";
+    if (error.name === "AbortError" || message.note === GONE) message.note ||= "Stopped.";
     else if (error instanceof Refused) failed(error, message, conversation);
     else {
       message.error = "The page failed.";

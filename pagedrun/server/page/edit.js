@@ -33,7 +33,7 @@ function edit(turn) {
   box.onsubmit = (event) => {
     event.preventDefault();
     if (!field.value.trim() || isBusy()) return;
-    cutAt(turn.message);
+    cutAt(turn.message, 2);
     ask(field.value);
     at("message").focus();
   };

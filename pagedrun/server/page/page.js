@@ -111,6 +111,7 @@ function wire() {
     if (!text || isBusy()) return;
     field.value = "";
     grow();
+    at("toast").hidden = true; // what was undone now would take this away
     ask(text);
   };
   field.onkeydown = (event) => {
@@ -153,7 +154,10 @@ function wire() {
     showModel();
     findModels(true); // it may have been loaded meanwhile, or unloaded
   };
-  addEventListener("pagehide", leave);
+  addEventListener("pagehide", () => {
+    leave();
+    session.set("pagedrun.draft", field.value);
+  });
 }
 
 Object.assign(after, {
@@ -171,6 +175,7 @@ const last = session.get("pagedrun.current");
 setCurrent((last && store.load(last)) || state.current);
 if (!local.lasts) at("list-empty").textContent = "This browser keeps nothing for this page: conversations last until it is closed.";
 openedAnother();
+at("message").value = session.get("pagedrun.draft") ?? "";
 tabs.start();
 setInterval(() => state.running && !isLoaded() && findModels(true), LOADS_MS);
 grow();

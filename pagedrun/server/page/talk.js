@@ -24,6 +24,7 @@ export class Refused extends Error {
 
 async function send(path, options = {}) {
   const headers = { ...options.headers };
+  if (/[^\x20-\x7e]/.test(key.get())) throw new Refused(401, "A key has letters that no header may have.");
   if (key.get()) headers.Authorization = `Bearer ${key.get()}`;
   let answer;
   try {

@@ -136,6 +136,7 @@ class Fake:
     says: str = "Hello!"
     size: int = 4096
     step_s: float = 0.0
+    load_s: float = 0.0
     render_error: PagedrunError | None = None
     fail: Exception | None = None
     digest: str = ""
@@ -147,6 +148,7 @@ class Fake:
         """Stands in for `pagedrun.load.load_service`."""
         config = config.config if isinstance(config, Share) else config
         self.loads.append({"path": path, "config": config, **more})
+        time.sleep(self.load_s)
         self.runner = Scripted(self.says, self.size, self.step_s)
         self.runner.fail_run = self.fail
         self.templates = Templates(self.render_error)

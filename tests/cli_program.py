@@ -1,6 +1,7 @@
 """The `pagedrun` command over the fake service, in a process of its own: `python -m tests.cli_program ARGS`.
 
-FAKE_SAYS, FAKE_SIZE, FAKE_STEP_S and FAKE_DIGEST in the environment say what `tests.cli_fakes.Fake` is to do.
+FAKE_SAYS, FAKE_SIZE, FAKE_STEP_S, FAKE_LOAD_S and FAKE_DIGEST in the environment say what
+`tests.cli_fakes.Fake` is to do.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if __name__ == "__main__":
         says=os.environb.get(b"FAKE_SAYS", b"Hello!").decode(),  # UTF-8 in any locale
         size=int(environment("FAKE_SIZE", "4096")),
         step_s=float(environment("FAKE_STEP_S", "0")),
+        load_s=float(environment("FAKE_LOAD_S", "0")),
         digest=environment("FAKE_DIGEST", ""),
     )
     fake.install(set_attribute)

@@ -8,15 +8,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pagedrun.errors import PagedrunError
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
     from pagedrun.native.library import Library
     from pagedrun.service import Service
     from tests.fake_hub import FakeHub
@@ -124,3 +126,27 @@ def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHu
         monkeypatch.setattr(http, "patience", short)
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         yield hub
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A real Chromium."""
+    from tests.page_visits import chromium
+
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def visit(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """`with visit(says, ...) as v:` serves the fake model, and opens the page: `tests.page_visits.visiting`."""
+    from tests.cli_fakes import folders
+    from tests.page_visits import visiting
+
+    monkeypatch.delenv("PAGEDRUN_API_KEY", raising=False)
+    model = folders(tmp_path, monkeypatch)
+
+    def of(says: str = "Hello!", *args: str, **how: Any) -> Any:
+        return visiting(browser, tmp_path, model, says, *args, **{"step_s": 0, "load_s": 0, "key": "", **how})
+
+    return of

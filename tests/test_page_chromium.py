@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
-from tests.cli_fakes import folders
-from tests.live_server import Live, live_server
-
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+from tests.live_server import live_server
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
+    from playwright.sync_api import Browser
 
     from pagedrun.native.library import Library
-
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium (Debian: apt install chromium)")
 
 ATTACK = (
     "<img src=x onerror=\"window.pwned=1\"> <script>window.pwned=1</script> [a](javascript:window.pwned=1) "
@@ -51,91 +40,6 @@ if a < b:
     print("x")
 ```
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with playwright.sync_playwright() as tools:
-        rights = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = tools.chromium.launch(executable_path=CHROMIUM, args=rights)
-        yield browser
-        browser.close()
-
-
-class Visit:
-    """A browser with one page of a server; what went wrong in it."""
-
-    def __init__(self, context: BrowserContext, live: Live) -> None:
-        self.live = live
-        self.wrong: list[str] = []
-        self.asked: list[str] = []
-        self.context = context
-        self.page = self.another()
-
-    def another(self) -> Page:
-        page = self.context.new_page()
-        page.set_default_timeout(20_000)
-        page.on("console", lambda m: self.wrong.append(m.text) if m.type in ("error", "warning") else None)
-        page.on("pageerror", lambda e: self.wrong.append(str(e)))
-        page.on("request", lambda r: self.asked.append(r.url))
-        page.goto(self.live.url)
-        page.wait_for_selector("#model option", state="attached")
-        return page
-
-    def send(self, text: str = "hi") -> None:
-        self.page.fill("#message", text)
-        self.page.keyboard.press("Enter")
-
-    def done(self) -> None:
-        self.page.wait_for_selector("#stop", state="hidden")
-
-    def ask(self, text: str = "hi") -> str:
-        """The answer, as it is shown."""
-        self.send(text)
-        self.page.wait_for_selector("#messages > .assistant .tools")
-        self.done()
-        return self.answer
-
-    def until(self, true: str) -> None:
-        """Wait for something to be true; the page's policy keeps Chromium's own way to do that out."""
-        for _ in range(500):
-            if self.page.evaluate(true):
-                return
-            self.page.wait_for_timeout(20)
-        raise AssertionError(f"it never became true: {true}")
-
-    @property
-    def answer(self) -> str:
-        return self.page.locator("#messages > .assistant .text").last.inner_text()
-
-    @property
-    def titles(self) -> list[str]:
-        return self.page.locator("#list .open").all_inner_texts()
-
-
-@pytest.fixture
-def visit(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """`with visit(says, ...) as v:` serves, and opens the page. Nothing may go wrong in it unless the test takes it."""
-    monkeypatch.delenv("PAGEDRUN_API_KEY", raising=False)
-    model = folders(tmp_path, monkeypatch)
-
-    @contextmanager
-    def visiting(says: str = "Hello!", *args: str, step_s: float = 0, key: str = "", **how: Any) -> Iterator[Visit]:
-        options = [*args, *(["--api-key", key] if key else [])]
-        fake = {"FAKE_SAYS": says, "FAKE_STEP_S": str(step_s)}
-        with live_server(tmp_path, str(model), *options, module="tests.cli_program", **fake) as live:
-            context = browser.new_context(viewport={"width": 1280, "height": 800}, **how)
-            try:
-                if key:
-                    context.add_init_script(f"sessionStorage.setItem('pagedrun.key', {key!r})")
-                visit = Visit(context, live)
-                yield visit
-                assert visit.wrong == []
-                assert all(url.startswith(live.url) for url in visit.asked)
-            finally:
-                context.close()
-
-    yield visiting
 
 
 def test_a_question_and_its_answer(visit: Any) -> None:
@@ -254,6 +158,41 @@ def test_markdown(visit: Any) -> None:
         v.until("navigator.clipboard.readText().then(t => t.startsWith('if a < b'))")
 
 
+SHOWN = r"""async (texts) => {
+  const { show } = await import("/page/markdown.js");
+  const tag = (node) => node.tagName.toLowerCase() + (node.className && " " + node.className);
+  const inner = (node) => [...node.childNodes].map(told).join("");
+  const told = (node) => (node.nodeType === 3 ? node.data : `<${tag(node)}>${inner(node)}</>`);
+  return texts.map((text) => {
+    const box = document.createElement("div");
+    show(box, text);
+    return inner(box);
+  });
+}"""
+SMALL = {
+    "***both*** and **a *b***": "<p><em><strong>both</></> and <strong>a <em>b</></></>",
+    "one\ntwo  \nthree\\\nfour<br>five": "<p>one<br></>two<br></>three<br></>four<br></>five</>",
+    r"\*not\* \_this\_, \\ and \d": r"<p>*not* _this_, \ and \d</>",
+    r"\(a_1 * b_1 * c\), $x_i*y_i*z$, $$\{a\}$$": (
+        r"<p><span math>\(a_1 * b_1 * c\)</>, <span math>$x_i*y_i*z$</>, <span math>$$\{a\}$$</></>"
+    ),
+    "$5 and $6, $HOME/$USER": "<p>$5 and $6, $HOME/$USER</>",
+    "https://example.org/a_(b)?x=1. (https://example.org/c)": (
+        "<p><a>https://example.org/a_(b)?x=1</>. (<a>https://example.org/c</>)</>"
+    ),
+    "[a](https://example.org/a_(b))": "<p><a>a</></>",
+    "|`a|b`|c \\| d|\n|:-:|-:|\n|1<br>2|3|": (
+        "<div table><table><tr><th center><code>a|b</></><th right>c | d</></>"
+        "<tr><td center>1<br></>2</><td right>3</></></></>"
+    ),
+}
+
+
+def test_small_things_of_markdown(visit: Any) -> None:
+    with visit() as v:
+        assert dict(zip(SMALL, v.page.evaluate(SHOWN, list(SMALL)), strict=True)) == SMALL
+
+
 def test_another_answer_and_another_question(visit: Any) -> None:
     with visit() as v:
         v.ask("one")
@@ -302,6 +241,59 @@ def test_a_key(visit: Any) -> None:
         page.keyboard.press("Enter")
         page.wait_for_selector("#model option", state="attached")
         assert page.evaluate("localStorage.getItem('pagedrun.key')") is None
+
+
+def without_a_key(v: Any) -> Any:
+    """Another tab, which was told no key."""
+    v.context.add_init_script("if (!window.name) { sessionStorage.clear(); window.name = 'x' }")
+    page = v.context.new_page()
+    page.goto(v.live.url)
+    page.wait_for_selector("#key[open]")
+    return page
+
+
+def test_a_message_is_sent_once_there_is_a_key(visit: Any) -> None:
+    with visit(key="k3y") as v:
+        page = without_a_key(v)
+        page.keyboard.press("Escape")
+        posts: list[Any] = []
+        page.on("request", lambda r: posts.append(r.headers.get("authorization")) if r.method == "POST" else None)
+        page.keyboard.type("hi")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#key[open]")
+        assert page.locator("#key-wrong").is_hidden()
+        page.keyboard.type("wrong")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#key-wrong", state="visible")
+        page.keyboard.type("k3y")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#messages > .assistant .stats")
+        assert page.locator("#messages .body").all_inner_texts() == ["hi"]
+        assert page.locator(".text").all_inner_texts() == ["Hello!"] and page.locator(".error").count() == 0
+        assert posts == [None, "Bearer k3y"]
+        assert page.evaluate("document.activeElement.id") == "message"
+
+
+def test_a_key_that_is_not_given_sends_nothing_later(visit: Any) -> None:
+    with visit(key="k3y") as v:
+        page = without_a_key(v)
+        page.keyboard.press("Escape")
+        page.keyboard.type("hi")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#key[open]")
+        page.keyboard.press("Escape")
+        assert "wants an API key" in page.locator(".error").inner_text()
+        page.click(".error button")
+        page.wait_for_selector("#key[open]")
+        page.click("#key-cancel")
+        page.evaluate("sessionStorage.setItem('pagedrun.key', 'k3y')")
+        page.click("#new")
+        page.keyboard.type("another")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#messages > .assistant .stats")
+        assert page.locator("#messages .body").all_inner_texts() == ["another"]
+        page.click("#list .open >> text=hi")
+        assert page.locator(".error").count() == 1
 
 
 def test_settings_are_asked_for(visit: Any) -> None:
@@ -377,6 +369,8 @@ def test_a_server_that_is_gone(visit: Any) -> None:
 @pytest.mark.real
 def test_pages_of_a_real_model(library: Library, smollm2: Path, browser: Browser, tmp_path: Path) -> None:
     with live_server(tmp_path, str(smollm2), "--max-seq-len", "2048", "-t", "1", CUDA_VISIBLE_DEVICES="") as live:
+        from tests.page_visits import Visit
+
         context = browser.new_context()
         v = Visit(context, live)
         v.page.wait_for_selector('canvas[role=img][aria-label^="RAM: 0 of"]')

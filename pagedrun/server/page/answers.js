@@ -1,98 +1,71 @@
 // One answer at a time: what is asked, what comes, and how it is shown.
 
-import { make } from "./markdown.js";
-import { announce, at, isLoaded, keep, number, sends, state, toast } from "./state.js";
+import { announce, at, held, isLoaded, keep, number, state, toast } from "./state.js";
 import * as store from "./store.js";
 import { Refused, chat, key } from "./talk.js";
-import { addTurn, fillAnswer, fillMine, hooks } from "./turns.js";
+import { follow, isDown, showContext, showMessages } from "./thread.js";
+import { GONE, fillAnswer, hooks } from "./turns.js";
 
 const DRAW_MS = 60; // between two looks of text that comes
+const LIGHT = 4; // a look that takes long is followed by so many times as long for all else
 const SAVE_MS = 2000;
 const SHORT = 400; // characters of an answer that is read out when it is done
 
-/** What the rest of the page does: changed(): a conversation has; ended(); needsKey(). */
+/** What the rest of the page does: changed(): a conversation has; ended(); needsKey(id): to go on with that one. */
 export const after = { changed() {}, ended() {}, needsKey() {} };
 
-export function showMessages() {
-  at("messages").replaceChildren();
-  at("welcome").hidden = state.current.messages.length > 0;
-  at("messages").hidden = state.current.messages.length === 0;
-  for (const message of state.current.messages) addTurn(message);
-  if (state.running?.conversation === state.current) state.running.turn = at("messages").lastElementChild;
-  showContext();
-}
-
-function edit(turn) {
-  if (state.running?.conversation === state.current) return;
-  const box = make("form", "edit");
-  const field = make("textarea");
-  const row = make("div", "row");
-  const cancel = make("button", "plain", "Cancel");
-  const send = make("button", "primary", "Send");
-  field.value = turn.message.content;
-  field.setAttribute("aria-label", "Edit message");
-  cancel.type = "button";
-  const back = () => {
-    fillMine(turn);
-    turn.querySelector('[aria-label="Edit message"]').focus();
-  };
-  cancel.onclick = back;
-  field.onkeydown = (event) => {
-    if (event.key === "Escape") {
-      event.stopPropagation();
-      back();
-    }
-    if (sends(event)) {
-      event.preventDefault();
-      box.requestSubmit();
-    }
-  };
-  box.onsubmit = (event) => {
-    event.preventDefault();
-    if (!field.value.trim() || isBusy()) return;
-    cutAt(turn.message);
-    ask(field.value);
-    at("message").focus();
-  };
-  row.append(cancel, send);
-  box.append(field, row);
-  turn.querySelectorAll(":scope > :not(h2)").forEach((node) => node.remove());
-  turn.append(box);
-  field.style.height = `${Math.min(field.scrollHeight + 4, 400)}px`;
-  field.focus();
-}
-
-/** Take this message and all after it away. */
-function cutAt(message) {
-  state.current.messages.length = state.current.messages.indexOf(message);
+/** Take this message and all after it away; `n` of them come anew. */
+export function cutAt(message, n) {
+  const { id, title, messages } = state.current;
+  const before = [...messages];
+  messages.length = messages.indexOf(message);
   showMessages();
+  if (before.length > messages.length + n) toast("What came after is gone.", () => putBack(id, { title, messages: before }));
+}
+
+function putBack(id, before) {
+  const conversation = held(id);
+  if (!conversation?.rev || !store.isMine(conversation.rev)) return; // another tab has gone on
+  if (state.running?.conversation === conversation) stop();
+  Object.assign(conversation, before);
+  keep(conversation);
+  after.changed();
+  if (conversation === state.current) showMessages();
 }
 
 function regenerate(turn) {
   if (isBusy()) return;
-  cutAt(turn.message);
+  cutAt(turn.message, 1);
   answer();
   at("message").focus();
 }
 
-/** Whether an answer is being written, here or in another conversation; says so. */
+/** Whether an answer is being written, here or in another conversation, or to this one in another tab; says so. */
 export function isBusy() {
+  const elsewhere = !state.running && store.isWrittenElsewhere(state.current.messages.at(-1));
   if (state.running) toast("Another answer is being written: wait for it, or stop it.");
-  return state.running !== null;
+  if (elsewhere) toast("Another tab is writing an answer here: wait for it, or stop it there.");
+  return state.running !== null || elsewhere;
 }
 
 export function ask(text) {
   const first = state.current.messages.length === 0;
   state.current.messages.push({ role: "user", content: text });
   if (first && !state.current.named) state.current.title = store.titleOf(text);
-  keep(state.current);
-  showMessages();
   answer();
 }
 
-function body() {
+/** Ask again, if the last answer of that conversation is an error. */
+export function askAgain(id) {
+  const conversation = held(id);
+  if (state.running || !conversation?.messages.at(-1)?.error) return;
+  conversation.messages.pop();
+  answer(conversation);
+}
+
+function body(conversation) {
   const asked = store.settings.get();
-  const messages = state.current.messages.map(({ role, content }) => ({ role, content }));
+  const messages = conversation.messages.map(({ role, content }) => ({ role, content }));
   if (asked.system?.trim()) messages.unshift({ role: "system", content: asked.system });
   const found = { messages };
   if (at("model").value) found.model = at("model").value;
@@ -104,14 +77,26 @@ function body() {
   return found;
 }
 
-async function answer() {
-  const conversation = state.current;
-  const asked = body();
-  const message = { role: "assistant", content: "", reasoning: "" };
+/** An answer whose page is gone stays as it is. */
+function settle(message) {
+  if (!message.writing) return;
+  delete message.writing;
+  message.note ||= GONE;
+}
+
+async function answer(conversation = state.current) {
+  const asked = body(conversation);
+  const message = { role: "assistant", content: "", reasoning: "", writing: Date.now() };
   const controller = new AbortController();
+  conversation.messages.forEach(settle);
   conversation.messages.push(message);
+  conversation.updated = Date.now();
   state.running = { conversation, message, controller, turn: null };
-  showMessages();
+  if (!keep(conversation)) {
+    conversation.rev = undefined; // deleted in another tab just now: who writes in it wants it
+    keep(conversation);
+  }
+  if (conversation === state.current) showMessages();
   after.changed();
   showState();
   follow();
@@ -127,11 +112,23 @@ async function answer() {
     fillAnswer(state.running.turn);
     if (down) follow();
   };
+  const save = () => {
+    if (Date.now() - saved < SAVE_MS) return;
+    const { id } = conversation;
+    message.writing = saved = Date.now();
+    keep(conversation, true);
+    if (conversation.id !== id) after.changed();
+  };
+  let loaded = isLoaded();
+  let free = 0;
   const later = setInterval(() => {
-    if (drawn) {
-      drawn = 0;
-      draw();
-    }
+    save();
+    const begin = performance.now();
+    if (begin < free || (!drawn && loaded === isLoaded())) return;
+    loaded = isLoaded();
+    drawn = 0;
+    draw();
+    free = begin + LIGHT * (performance.now() - begin);
   }, DRAW_MS);
   try {
     for await (const chunk of chat(asked, controller.signal)) {
@@ -143,18 +140,15 @@ async function answer() {
       message.reasoning += choice.delta.reasoning_content || "";
       message.content += choice.delta.content || "";
       drawn++;
-      if (Date.now() - saved > SAVE_MS) {
-        store.save(conversation);
-        saved = Date.now();
-      }
+      save(); // timers of a hidden tab are slow
     }
     if (reason === "length") message.note = "The answer ended here because it may not be longer.";
     if (!message.content && !message.reasoning) message.note = "The model said nothing.";
     if (usage) conversation.tokens = usage.total_tokens;
     message.stats = figures(usage, timings);
   } catch (error) {
-    if (error.name === "AbortError") message.note = "Stopped.";
-    else if (error instanceof Refused) failed(error, message);
+    if (error.name === "AbortError" || message.note === GONE) message.note ||= "Stopped.";
+    else if (error instanceof Refused) failed(error, message, conversation);
     else {
       message.error = "The page failed.";
       console.error(error);
@@ -163,7 +157,8 @@ async function answer() {
     clearInterval(later);
     const { turn } = state.running;
     state.running = null;
-    if (store.load(conversation.id)) keep(conversation); // it may have been deleted
+    delete message.writing;
+    keep(conversation);
     if (conversation === state.current) {
       const down = isDown();
       if (turn) fillAnswer(turn);
@@ -184,11 +179,11 @@ function said(message) {
   return text.length <= SHORT ? `The answer: ${text}` : "The answer is done.";
 }
 
-function failed(error, message) {
+function failed(error, message, conversation) {
   message.error = error.message;
   if (error.status === 401) {
     message.error = key.get() ? "The server does not know this key." : "This server wants an API key.";
-    after.needsKey();
+    after.needsKey(conversation.id);
   }
   if (error.code === "context_length_exceeded") message.error = "The conversation is longer than the model's context. Begin a new one, or shorten a message.";
 }
@@ -207,6 +202,16 @@ export function stop() {
   state.running?.controller.abort();
 }
 
+/** The page is left: what there is of an answer says so. */
+export function leave() {
+  if (!state.running) return;
+  const { conversation, message } = state.running;
+  message.note = GONE;
+  delete message.writing;
+  keep(conversation, true);
+  stop();
+}
+
 export function showState() {
   const here = state.running !== null;
   at("stop").hidden = !here;
@@ -214,18 +219,4 @@ export function showState() {
   at("send").disabled = !at("message").value.trim();
 }
 
-export function showContext() {
-  const size = state.models.get(at("model").value)?.max_model_len;
-  const n = state.current.messages.length ? state.current.tokens : 0;
-  at("context").textContent = n && size ? `${number.format(n)} of ${number.format(size)} tokens` : "";
-}
-
-const isDown = () => at("scroll").scrollHeight - at("scroll").scrollTop - at("scroll").clientHeight < 60;
-
-export function follow() {
-  at("scroll").scrollTop = at("scroll").scrollHeight;
-}
-
-const waitsFor = () => (isLoaded() ? "Reading the prompt" : "Loading the model");
-
-Object.assign(hooks, { isLive: (message) => state.running?.message === message, edit, regenerate, waitsFor });
+hooks.regenerate = regenerate;

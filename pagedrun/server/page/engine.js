@@ -16,12 +16,13 @@ let lost = () => {};
 const rates = [];
 const drawn = new Map(); // tier: {canvas, used, room}
 
-/** Which model the figures are of; null: one that is not loaded. */
-export function watch(name, gpu) {
+/** Which model the figures are of; null: of none, and why. */
+export function watch(name, gpu, why = "") {
+  if (name !== model) rates.length = 0;
   model = name;
   onGpu = gpu;
   before = null;
-  if (name === null) showMemory(null);
+  if (name === null) showMemory(null, why);
 }
 
 /** Look again and again. whenLost: called when the model is not loaded any more. */
@@ -43,8 +44,11 @@ export async function look() {
     const [speed, memory] = await Promise.all([get(`v1/pagedrun/stats${of}`), get(`v1/pagedrun/memory${of}`)]);
     showSpeed(speed);
     showMemory(memory.kv_cache);
+    at("lost").hidden = true;
   } catch (error) {
     before = null; // the next look may do
+    at("lost").hidden = error.status !== 0;
+    for (const figure of ["rate", "reading", "running", "waiting"]) at(figure).textContent = "–";
     if (error.status === 404 && model !== null) {
       watch(null, onGpu);
       lost();
@@ -71,9 +75,9 @@ function showSpeed(now) {
   drawSpark();
 }
 
-function showMemory(kv) {
+function showMemory(kv, why = "The KV cache of this model has no pages.") {
   at("memory-none").hidden = kv !== null;
-  at("memory-none").textContent = model === null ? "Nothing is known: the model is loaded when you send something, and a server with a key tells nothing without it." : "The KV cache of this model has no pages.";
+  at("memory-none").textContent = why;
   at("memory-figures").hidden = kv === null;
   at("tiers").hidden = kv === null;
   if (kv === null) return;

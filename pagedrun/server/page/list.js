@@ -1,20 +1,34 @@
 // The list of conversations.
 
-import { follow, showMessages, showState, stop } from "./answers.js";
+import { showState, stop } from "./answers.js";
 import * as columns from "./columns.js";
 import { make } from "./markdown.js";
-import { at, sends, state, toast } from "./state.js";
+import { at, held, sends, setCurrent, state, toast } from "./state.js";
 import * as store from "./store.js";
+import { follow, showMessages } from "./thread.js";
 import { icon } from "./turns.js";
 
+let shown = "";
+let shownAt = -1; // where the current one is in the list
+
 export function showList() {
-  const every = store.all();
-  const focused = document.activeElement?.closest?.("#list li")?.dataset.id;
-  at("list").replaceChildren(...every.map(entry));
   at("title").textContent = state.current.title;
   document.title = state.current.messages.length ? `${state.current.title} – pagedrun` : "pagedrun";
-  if (focused) at("list").querySelector(`li[data-id="${focused}"] .open`)?.focus();
+  if (at("list").querySelector("input")) return; // a title is being written: the list is shown anew after it
+  const every = store.all();
+  const now = JSON.stringify([state.current.id, every.map(({ id, title }) => [id, title])]);
+  if (now === shown) return;
+  shown = now;
+  const focused = document.activeElement.closest("#list li");
+  const place = focused && [...focused.children].indexOf(document.activeElement);
+  at("list").replaceChildren(...every.map(entry));
+  const index = every.findIndex(({ id }) => id === state.current.id);
+  if (index !== shownAt) at("list").children[index]?.scrollIntoView({ block: "nearest" });
+  shownAt = index;
+  if (focused) itemOf(focused.dataset.id)?.children[Math.max(0, place)].focus();
 }
+
+const itemOf = (id) => [...at("list").children].find((item) => item.dataset.id === id);
 
 function entry(conversation) {
   const item = make("li", conversation.id === state.current.id ? "current" : "");
@@ -41,32 +55,33 @@ function entry(conversation) {
 }
 
 function rename(item, id) {
-  const conversation = id === state.current.id ? state.current : store.load(id);
   const input = make("input");
-  input.value = conversation.title;
+  input.value = item.querySelector(".open").textContent;
   input.setAttribute("aria-label", "Title");
   let over = false;
-  const end = (save) => {
+  const end = (save, back) => {
     if (over) return;
     over = true;
     const title = input.value.trim();
     if (save && title) {
-      conversation.title = title.slice(0, 200);
-      conversation.named = true;
-      store.save(conversation);
+      store.rename(id, title.slice(0, 200));
+      const here = held(id);
+      if (here) Object.assign(here, { title: title.slice(0, 200), named: true });
     }
+    input.remove();
+    shown = "";
     showList();
-    at("list").querySelector(`li[data-id="${id}"] .open`)?.focus();
+    if (back) itemOf(id)?.querySelector(".open").focus();
   };
   input.onkeydown = (event) => {
     event.stopPropagation();
     if (sends(event)) {
       event.preventDefault();
-      end(true);
+      end(true, true);
     }
-    if (event.key === "Escape") end(false);
+    if (event.key === "Escape") end(false, true);
   };
-  input.onblur = () => end(true);
+  input.onblur = () => end(true, false);
   item.replaceChildren(input);
   input.focus();
   input.select();
@@ -74,7 +89,7 @@ function rename(item, id) {
 
 function removeChat(id) {
   if (state.running?.conversation.id === id) stop();
-  const removed = id === state.current.id ? state.current : store.load(id);
+  const removed = held(id);
   const place = [...at("list").children].findIndex((item) => item.dataset.id === id);
   store.remove(id);
   if (id === state.current.id) newChat();
@@ -82,25 +97,24 @@ function removeChat(id) {
   const next = at("list").children[Math.min(place, at("list").children.length - 1)];
   (next?.querySelector(".open") || at("new")).focus();
   toast("Deleted.", () => {
-    store.save(removed);
-    openChat(removed.id);
-    at("message").focus();
+    if (removed) store.restore(removed);
+    openChat(id);
+    (columns.isOver(at("side")) ? itemOf(id)?.querySelector(".open") : at("message"))?.focus();
   });
 }
 
 export function newChat() {
-  state.current = store.create();
+  setCurrent(store.create());
   openedAnother();
 }
 
 function openChat(id) {
   if (id === state.current.id) return;
-  state.current = state.running?.conversation.id === id ? state.running.conversation : store.load(id) || store.create();
+  setCurrent(held(id) || store.create());
   openedAnother();
 }
 
 export function openedAnother() {
-  sessionStorage.setItem("pagedrun.current", state.current.id);
   showMessages();
   showList();
   showState();

@@ -58,9 +58,10 @@ function split(text) {
       block = { kind: "quote", text: inner.join("\n") };
     } else if (line.includes("|") && at + 1 < lines.length && lines[at + 1].includes("-") && SEPARATOR.test(lines[at + 1])) {
       const rows = [cells(line)];
+      const sides = cells(lines[at + 1]).map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : ""));
       at += 2;
       while (at < lines.length && lines[at].includes("|")) rows.push(cells(lines[at++]));
-      block = { kind: "table", rows };
+      block = { kind: "table", rows, sides };
     } else if (ITEM.test(line)) {
       at = listEnd(lines, at);
       block = { kind: "list", lines: lines.slice(begin, at) };
@@ -88,8 +89,15 @@ function unindented(line, n) {
   return line.slice(cut);
 }
 
+/** What is between the bars of a row that neither code nor a backslash protects. */
 function cells(line) {
-  return line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
+  const inner = line.trim().replace(/^\|/, "").replace(/(^|[^\\])\|$/, "$1");
+  const found = [""];
+  for (const [part] of inner.matchAll(/\\\||`[^`]*`|[\s\S]/g)) {
+    if (part === "|") found.push("");
+    else found[found.length - 1] += part.replaceAll("\\|", "|");
+  }
+  return found.map((cell) => cell.trim());
 }
 
 /** Where a list that begins at `at` ends: at an empty line that nothing of it follows, or at a line that is not its. */
@@ -126,7 +134,7 @@ function render(block, codeTools, depth) {
     case "quote":
       return nested(make("blockquote"), block.text, codeTools, depth);
     case "table":
-      return table(block.rows);
+      return table(block.rows, block.sides);
     case "list":
       return list(block.lines, codeTools, depth);
     default:
@@ -154,12 +162,12 @@ function code(block, codeTools) {
   return box;
 }
 
-function table(rows) {
+function table(rows, sides) {
   const box = make("div", "table");
   const whole = make("table");
   rows.forEach((row, i) => {
     const line = make("tr");
-    for (const cell of row) line.append(inlineInto(make(i ? "td" : "th"), cell));
+    row.forEach((cell, column) => line.append(inlineInto(make(i ? "td" : "th", sides[column]), cell)));
     whole.append(line);
   });
   box.append(whole);
@@ -199,14 +207,17 @@ function list(lines, codeTools, depth) {
 
 const INLINE = [
   [/^(`+)([\s\S]*?[^`])\1(?!`)/, (m) => make("code", "", m[2].replace(/^ (.*) $/, "$1"))],
-  [/^\*\*(?=\S)([\s\S]*?\S)\*\*/, (m, d) => inlineInto(make("strong"), m[1], d + 1)],
+  [/^\\\([\s\S]+?\\\)|^\\\[[\s\S]+?\\\]|^\$\$[\s\S]+?\$\$|^\$(?=[^\s$])[^$\n]*[^\s$]\$(?!\w)/, (m) => make("span", "math", m[0])],
+  [/^<br ?\/?>/i, () => make("br")],
+  [/^\*\*\*(?=[^\s*])([\s\S]*?[^\s*])\*\*\*(?!\*)/, (m, d) => wrapped("em", inlineInto(make("strong"), m[1], d + 1))],
+  [/^\*\*(?=\S)([\s\S]*?\S)\*\*(?!\*)/, (m, d) => inlineInto(make("strong"), m[1], d + 1)],
   [/^__(?=\S)([\s\S]*?\S)__(?!\w)/, (m, d) => inlineInto(make("strong"), m[1], d + 1)],
   [/^~~(?=\S)([\s\S]*?\S)~~/, (m, d) => inlineInto(make("del"), m[1], d + 1)],
   [/^\*(?=[^\s*])([\s\S]*?[^\s*])\*(?!\*)/, (m, d) => inlineInto(make("em"), m[1], d + 1)],
   [/^_(?=[^\s_])([^_]*?[^\s_])_(?!\w)/, (m, d) => inlineInto(make("em"), m[1], d + 1)],
-  [/^!?\[([^\]\n]{1,500})\]\(\s*<?([^\s<>()]{1,2000})>?(?:\s+"[^"\n]*")?\s*\)/, (m, d) => link(m[2], m[1], d)],
+  [/^!?\[([^\]\n]{1,500})\]\(\s*<?((?:[^\s<>()]|\([^\s<>()]*\)){1,2000})>?(?:\s+"[^"\n]*")?\s*\)/, (m, d) => link(m[2], m[1], d)],
   [/^<(https?:\/\/[^\s<>]{1,2000})>/, (m) => link(m[1], m[1], DEEPEST)],
-  [/^https?:\/\/[^\s<>"'`*\])]{1,2000}[^\s<>"'`*\]).,:;!?]/, (m) => link(m[0], m[0], DEEPEST)],
+  [/^https?:\/\/(?:[^\s<>"'`*\]()]|\([^\s<>"'`*\]()]*\)){0,2000}(?:[^\s<>"'`*\]().,:;!?]|\([^\s<>"'`*\]()]*\))/, (m) => link(m[0], m[0], DEEPEST)],
 ];
 const LONGEST = 4000; // characters in which a mark is looked for
 
@@ -219,22 +230,15 @@ function inlineInto(box, text, depth = 0) {
   let at = 0;
   while (at < text.length) {
     const char = text[at];
-    if (char === "\\" && /[\\`*_{}[\]()#+\-.!|<>~]/.test(text[at + 1] || "")) {
-      plain += text[at + 1];
-      at += 2;
-      continue;
-    }
     if (char === "\n") {
-      if (/ {2,}$/.test(plain)) {
-        plain = plain.trimEnd();
-        flush();
-        box.append(make("br"));
-      } else plain += "\n";
+      plain = plain.replace(/ +$|\\$/, "");
+      flush();
+      box.append(make("br"));
       at++;
       continue;
     }
     const inWord = (char === "_" || char === "h") && /[A-Za-z0-9]/.test(text[at - 1] || "");
-    if (depth < DEEPEST && !inWord && "`*_~[!<h".includes(char)) {
+    if (depth < DEEPEST && !inWord && "`*_~[!<h$\\".includes(char)) {
       const rest = text.slice(at, at + LONGEST);
       let found = null;
       for (const [pattern, made] of INLINE) {
@@ -247,10 +251,17 @@ function inlineInto(box, text, depth = 0) {
       }
       if (found) continue;
     }
-    plain += char;
+    if (char === "\\" && /[\\`*_{}[\]()#+\-.!|<>~$]/.test(text[at + 1] || "")) at++;
+    plain += text[at];
     at++;
   }
   flush();
+  return box;
+}
+
+function wrapped(tag, inner) {
+  const box = make(tag);
+  box.append(inner);
   return box;
 }
 

@@ -1,12 +1,18 @@
 // The page: the field to write in, settings, the key, the models.
 
-import { after, ask, isBusy, showContext, showState, stop } from "./answers.js";
+import { after, ask, askAgain, isBusy, leave, showState, stop } from "./answers.js";
 import * as columns from "./columns.js";
+import "./edit.js";
 import * as engine from "./engine.js";
 import { newChat, openedAnother, showList } from "./list.js";
-import { at, isLoaded, sends, state, toast } from "./state.js";
+import { at, isLoaded, sends, setCurrent, state, toast } from "./state.js";
+import { local, session } from "./storage.js";
 import * as store from "./store.js";
+import * as tabs from "./tabs.js";
 import { get, key } from "./talk.js";
+import { showContext } from "./thread.js";
+
+const LOADS_MS = 1500; // between two looks whether the model is loaded that an answer waits for
 
 function grow() {
   const field = at("message");
@@ -34,34 +40,56 @@ function saveSettings() {
   store.settings.set(values);
 }
 
-function askForKey() {
+let waiting = null; // the conversation that goes on when there is a key
+
+function askForKey(id = null) {
+  waiting = id ?? waiting;
+  at("key-wrong").hidden = !key.get();
   if (at("key").open) return;
   at("key-value").value = "";
   at("key").showModal();
 }
 
-async function findModels() {
+async function useKey() {
+  key.set(at("key-value").value.trim(), at("key-remember").checked);
+  at("key").close("use");
+  at("message").focus();
+  await findModels();
+  if (at("key").open) return; // it is the wrong one
+  if (waiting !== null) askAgain(waiting);
+  waiting = null;
+}
+
+/** quiet: nobody asked for it, so that nobody wants to hear why it failed. */
+async function findModels(quiet = false) {
   let found;
   try {
     found = await get("v1/models");
   } catch (error) {
-    if (error.status === 401) askForKey();
-    else toast(error.message);
+    if (quiet) return;
+    if (error.status === 401) {
+      askForKey();
+      engine.watch(null, true, "The server tells nothing without its key.");
+    } else toast(error.message);
     return;
   }
   const before = at("model").value || store.settings.get().model;
+  const names = found.data.map((one) => one.id);
+  const shown = [...state.models.keys()];
   state.models = new Map(found.data.map((one) => [one.id, one]));
-  at("model").replaceChildren(...[...state.models.keys()].map((name) => new Option(name, name)));
-  if (state.models.has(before)) at("model").value = before;
-  await choseModel();
+  if (names.join("\n") !== shown.join("\n")) {
+    at("model").replaceChildren(...names.map((name) => new Option(name, name)));
+    if (state.models.has(before)) at("model").value = before;
+  }
+  await showModel();
 }
 
-async function choseModel() {
+async function showModel() {
   const name = at("model").value;
   showContext();
   state.thinks = true; // the server says so if it does not
   if (!isLoaded()) {
-    engine.watch(null, true);
+    engine.watch(null, true, "The model is loaded when you send something.");
     return;
   }
   try {
@@ -70,8 +98,8 @@ async function choseModel() {
     state.thinks = found.supports_thinking ?? false;
     engine.watch(name, found.model.device !== "CPU");
     engine.look();
-  } catch {
-    engine.watch(null, true);
+  } catch (error) {
+    engine.watch(null, true, error.message);
   }
 }
 
@@ -83,6 +111,7 @@ function wire() {
     if (!text || isBusy()) return;
     field.value = "";
     grow();
+    at("toast").hidden = true; // what was undone now would take this away
     ask(text);
   };
   field.onkeydown = (event) => {
@@ -101,6 +130,8 @@ function wire() {
     field.focus();
   };
   addEventListener("keydown", (event) => {
+    const undoes = event.key === "z" && (event.ctrlKey || event.metaKey) && !event.target.matches("input, textarea");
+    if (undoes && !at("toast").hidden && !at("toast-undo").hidden) at("toast-undo").click();
     if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
     if (!columns.shutOver()) stop();
   });
@@ -111,38 +142,42 @@ function wire() {
   };
   at("key-form").onsubmit = (event) => {
     event.preventDefault();
-    key.set(at("key-value").value.trim(), at("key-remember").checked);
-    at("key").close();
-    findModels();
-    field.focus();
+    useKey();
   };
-  at("key-cancel").onclick = () => at("key").close();
+  at("key-cancel").onclick = () => at("key").close("");
+  at("key").onclose = () => {
+    if (at("key").returnValue !== "use") waiting = null;
+    at("key").returnValue = "";
+  };
   at("model").onchange = () => {
     store.settings.set({ ...store.settings.get(), model: at("model").value });
-    choseModel();
+    showModel();
+    findModels(true); // it may have been loaded meanwhile, or unloaded
   };
-  addEventListener("pagehide", () => state.running && store.save(state.running.conversation));
-  addEventListener("storage", (event) => {
-    if (!store.isChat(event.key)) return;
-    if (event.key?.endsWith(state.current.id) && !state.running && event.newValue) {
-      state.current = store.load(state.current.id);
-      showMessages();
-    }
-    showList();
+  addEventListener("pagehide", () => {
+    leave();
+    session.set("pagedrun.draft", field.value);
   });
 }
 
 Object.assign(after, {
   changed: showList,
-  ended: () => (isLoaded() ? engine.look() : findModels()),
+  ended() {
+    tabs.look();
+    if (isLoaded()) engine.look();
+    else findModels();
+  },
   needsKey: askForKey,
 });
 wire();
 columns.start(engine.look);
-const last = sessionStorage.getItem("pagedrun.current");
-const found = last && store.load(last);
-if (found) state.current = found;
+const last = session.get("pagedrun.current");
+setCurrent((last && store.load(last)) || state.current);
+if (!local.lasts) at("list-empty").textContent = "This browser keeps nothing for this page: conversations last until it is closed.";
 openedAnother();
+at("message").value = session.get("pagedrun.draft") ?? "";
+tabs.start();
+setInterval(() => state.running && !isLoaded() && findModels(true), LOADS_MS);
 grow();
 at("message").focus();
 findModels();

@@ -1,5 +1,6 @@
 // What the page is about, shared by its parts.
 
+import { session } from "./storage.js";
 import * as store from "./store.js";
 
 /** models: what the server says of each, by name. running: {conversation, message, controller, turn}, or null. */
@@ -36,8 +37,25 @@ export function toast(text, undo = null) {
   toastTimer = setTimeout(() => (at("toast").hidden = true), undo ? 10000 : 4000);
 }
 
-/** Save a conversation that has changed. */
-export function keep(conversation) {
-  conversation.updated = Date.now();
-  if (!store.save(conversation)) toast("This browser has no room for it any more: delete some conversations.");
+/** The conversation that is shown, here and after a reload. */
+export function setCurrent(conversation) {
+  state.current = conversation;
+  session.set("pagedrun.current", conversation.id);
+}
+
+/** The conversation with this id as this page has it, or as it is stored; null: there is none. */
+export const held = (id) => [state.current, state.running?.conversation].find((one) => one?.id === id) || store.load(id);
+
+/** Save a conversation that has changed; as a copy if another tab changed it meanwhile. Whether it still exists.
+    quiet: if there is no room, somebody else says so. */
+export function keep(conversation, quiet = false) {
+  let how = store.save(conversation);
+  if (how === "taken") {
+    store.part(conversation);
+    how = store.save(conversation);
+    if (conversation === state.current) setCurrent(conversation);
+    toast("Another tab went on with this conversation: here it goes on as a copy.");
+  }
+  if (how === "full" && !quiet) toast("This browser has no room for it any more: delete some conversations.");
+  return how !== "gone";
 }

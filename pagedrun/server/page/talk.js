@@ -1,13 +1,15 @@
 // What is asked of the server, and the key it may want.
 
+import { local, session } from "./storage.js";
+
 const KEY = "pagedrun.key";
 
 export const key = {
-  get: () => sessionStorage.getItem(KEY) || localStorage.getItem(KEY) || "",
+  get: () => session.get(KEY) || local.get(KEY) || "",
   set(value, remember) {
-    sessionStorage.setItem(KEY, value);
-    if (remember) localStorage.setItem(KEY, value);
-    else localStorage.removeItem(KEY);
+    session.set(KEY, value);
+    if (remember) local.set(KEY, value);
+    else local.remove(KEY);
   },
 };
 
@@ -22,6 +24,7 @@ export class Refused extends Error {
 
 async function send(path, options = {}) {
   const headers = { ...options.headers };
+  if (/[^\x20-\x7e]/.test(key.get())) throw new Refused(401, "A key has letters that no header may have.");
   if (key.get()) headers.Authorization = `Bearer ${key.get()}`;
   let answer;
   try {

@@ -3,6 +3,8 @@
 import { make, show } from "./markdown.js";
 import { announce, at } from "./state.js";
 
+export const GONE = "The answer ends here: the page was closed or loaded anew.";
+
 /** isLive(message): whether it is being written; waitsFor(): what for; edit(turn), regenerate(turn). */
 export const hooks = { isLive: () => false, waitsFor: () => "", edit() {}, regenerate() {} };
 
@@ -36,7 +38,8 @@ export function fillAnswer(turn) {
     if (!message.content) turn.append(waiting(message.reasoning ? "" : hooks.waitsFor()));
     return;
   }
-  if (message.note) turn.append(make("p", "note", message.note));
+  const note = message.note || (message.writing ? GONE : "");
+  if (note) turn.append(make("p", "note", note));
   if (message.error) {
     const box = make("div", "error");
     const again = make("button", "", "Try again");

@@ -29,7 +29,7 @@ from pagedrun.server.serving import Serving, generating
 _PLAIN = (0, 1)
 _MOST = 1024  # strings in a list
 _INT32 = 2**31
-_SAVING_S = 1.0
+_SAVING_S = 1.0  # in which a client that has a session asks for it to be saved
 
 
 class GenerateRequest(BaseModel):
@@ -97,19 +97,20 @@ class Direct(Answers):
 
 
 class Generating(Response):
-    """The response. under: answers by the ids that clients gave them."""
+    """The response. under: answers by the ids that clients gave them. saves: whether the client may have a session."""
 
-    def __init__(self, models: Models, asked: GenerateRequest, under: dict[str, Direct]) -> None:
+    def __init__(self, models: Models, asked: GenerateRequest, under: dict[str, Direct], *, saves: bool) -> None:
         super().__init__()
         self._models, self._asked, self._under = models, asked, under
+        self._saves = saves
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; errors too."""
         with suppress(Gone):
             await unless_gone(receive, self._answer(scope, receive, send))
-        if self._models.keep_s is not None and self._models.keep_s < _SAVING_S:
-            await asyncio.sleep(_SAVING_S)  # who has a session saves it now: the model is in use until then
+        if self._saves:
+            self._models.expect_more(_SAVING_S)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -61,7 +61,6 @@ class Models:
         self.installed = installed
         self.metrics = Metrics(self.readings)
         self.mover = Mover(self.all, self.metrics, keep_s=keep_s, say=say, clock=clock)
-        self.keep_s = keep_s
         self.prepare = ThreadPoolExecutor(1, thread_name_prefix="pagedrun-bodies")
         self.responses = Responses(settings.responses)
         self.stopping = False
@@ -137,6 +136,11 @@ class Models:
             _held.reset(token)
             for served, serving in held:
                 self.mover.give_back(served, serving)
+
+    def expect_more(self, seconds: float) -> None:
+        """Another request may follow so soon after this one that its model should still be there."""
+        for served, _ in _held.get() or ():
+            self.mover.expect(served, seconds)
 
     @property
     def answering(self) -> bool:

@@ -43,8 +43,9 @@ class Own:
     async def generate(self, request: Request) -> Response:
         """An answer to tokens, as lines of JSON: for `pagedrun chat` and `pagedrun complete` of the same version."""
         asked = await self._read(request, GenerateRequest)
-        asked.check(owner=self._is_owner(request))
-        return Generating(self._models, asked, self._under)
+        owner = self._is_owner(request)
+        asked.check(owner=owner)
+        return Generating(self._models, asked, self._under, saves=owner)
 
     async def cancel(self, request: Request) -> Response:
         """End an answer of /v1/pagedrun/generate."""

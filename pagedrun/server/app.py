@@ -32,7 +32,7 @@ from pagedrun.server.own import Own
 from pagedrun.server.responses import ResponsesPresenter
 from pagedrun.server.responses_fields import ResponsesRequest
 from pagedrun.server.responses_items import ListQuery, items_of, page_of
-from pagedrun.server.serving import Loaded, Serving, generating
+from pagedrun.server.serving import Loaded, Serving, of_kind
 from pagedrun.server.web import add_page
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -119,7 +119,7 @@ def _add_messages(app: FastAPI, models: Models) -> None:
         """Count the tokens of a chat."""
         data = await read_json(request, models.settings.max_body, models.prepare)
         asked = validated(CountRequest, data, messages_fields.REFUSED)
-        serving = generating(await models.serving(asked.model))
+        serving = of_kind(await models.serving(asked.model), Serving)
         return JSONResponse(await tools.aside(serving, partial(messages.count, serving, asked)))
 
     _post(app, "/v1/messages", create_message, MessagesRequest)

@@ -22,7 +22,7 @@ from pagedrun.server.errors import ApiError, invalid, of_ours, unsupported
 from pagedrun.server.fields import Strict
 from pagedrun.server.http import unless_gone
 from pagedrun.server.models import Models
-from pagedrun.server.serving import Serving, generating
+from pagedrun.server.serving import Serving, of_kind
 
 #: llama.cpp's kinds of grammar triggers that are texts or tokens. Others are patterns, and who may write these can have
 #: them take any time and stack.
@@ -137,7 +137,7 @@ class Generating(Response):
                 await self._send(send, b"\n")
         finally:
             loading.cancel()
-        return generating(loading.result())
+        return of_kind(loading.result(), Serving)
 
     async def _send(self, send: Send, data: bytes, *, last: bool = False) -> None:
         if not self._started:

@@ -19,7 +19,7 @@ from pagedrun.server.completions import Ids, check_tokens
 from pagedrun.server.errors import ApiError, invalid, not_ready, unsupported
 from pagedrun.server.fields import TAG, Strict, prompt_tag
 from pagedrun.server.models import Models
-from pagedrun.server.serving import Loaded
+from pagedrun.server.serving import Loaded, of_kind
 from pagedrun.units import count
 
 MOST_INPUTS = 2048  # OpenAI's
@@ -50,6 +50,8 @@ class EmbeddingRequest(Strict):
 class EmbeddingServing(Loaded):
     """A model for embeddings."""
 
+    otherwise = "is for embeddings: it does not generate text. Ask it at /v1/embeddings."
+
     service: EmbeddingService
 
     @property
@@ -78,24 +80,12 @@ class _Reading:
 
 async def answer(models: Models, asked: EmbeddingRequest) -> bytes:
     """The response's JSON. Raises ApiError, RequestError, EngineError."""
-    serving = embedding(await models.serving(asked.model))
+    serving = of_kind(await models.serving(asked.model), EmbeddingServing)
     loop = asyncio.get_running_loop()
     serving.gate.check()
     inputs = await loop.run_in_executor(serving.prepare, _inputs, serving, asked)
     vectors = await _read(serving, inputs)
     return await loop.run_in_executor(serving.prepare, _body, serving, asked, inputs, vectors)
-
-
-def embedding(served: Loaded) -> EmbeddingServing:
-    """The model, for who wants vectors of it. Raises ApiError for one that makes none."""
-    if isinstance(served, EmbeddingServing):
-        return served
-    raise ApiError(
-        400,
-        f"the model '{served.name}' generates text: it makes no embeddings. Name one for embeddings in 'model'.",
-        param="model",
-        code="model_not_supported",
-    )
 
 
 def _inputs(serving: EmbeddingServing, asked: EmbeddingRequest) -> Inputs:

@@ -23,7 +23,7 @@ from pagedrun.server.errors import ApiError, of_ours
 from pagedrun.server.guard import body_for, event_for
 from pagedrun.server.models import Models
 from pagedrun.server.replies import Presenter
-from pagedrun.server.serving import Serving, generating
+from pagedrun.server.serving import Serving, of_kind
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ class Answering(Response):
                     await send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
         finally:
             loading.cancel()
-        return generating(loading.result())
+        return of_kind(loading.result(), Serving)
 
     async def _start(self, send: Send) -> None:
         if not self._started:

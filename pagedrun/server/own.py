@@ -24,7 +24,7 @@ from pagedrun.server.errors import ApiError
 from pagedrun.server.fields import validated
 from pagedrun.server.kept import SaveRequest, UseRequest
 from pagedrun.server.models import Models
-from pagedrun.server.serving import Serving, generating
+from pagedrun.server.serving import Serving, of_kind
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -64,7 +64,7 @@ class Own:
         return await kept.save(await self._text(asked.model), asked)
 
     async def _text(self, name: str | None) -> Serving:
-        return generating(await self._models.serving(name))
+        return of_kind(await self._models.serving(name), Serving)
 
     async def _read(self, request: Request, kind: type[M]) -> M:
         return validated(kind, await read_json(request, self._models.settings.max_body, self._models.prepare))

@@ -20,7 +20,7 @@ from pagedrun.server.completions import check_tokens, text_of
 from pagedrun.server.errors import ApiError, not_ready
 from pagedrun.server.fields import Strict, validated
 from pagedrun.server.models import Models
-from pagedrun.server.serving import Loaded, Serving, generating
+from pagedrun.server.serving import Loaded, Serving, of_kind
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ async def detokenize(models: Models, data: dict[str, Any]) -> Response:
 async def apply_template(models: Models, data: dict[str, Any]) -> Response:
     """{"prompt": text} of a chat, with the fields of /v1/chat/completions."""
     asked = validated(ChatRequest, data, REFUSED)
-    serving = generating(await models.serving(asked.model))
+    serving = of_kind(await models.serving(asked.model), Serving)
     rendered = await aside(serving, lambda: render(serving, ask_of(asked)))
     return JSONResponse({"prompt": rendered.prompt})
 

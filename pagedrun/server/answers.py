@@ -114,6 +114,12 @@ class Choice:
     _tokens: list[int] = field(default_factory=list)
     _logprobs: list[TokenLogprob] = field(default_factory=list)
 
+    @property
+    def cut_off(self) -> bool:
+        """Whether it ended because it may be no longer."""
+        assert self.finished is not None
+        return self.finished.reason in (FinishReason.LENGTH, FinishReason.CONTEXT)
+
     def add(self, event: TextDelta, sizes: Callable[[int], int]) -> tuple[ReplyDelta, tuple[TokenLogprob, ...]]:
         """More text; answers what it added, and the log-probabilities of the content's tokens.
 

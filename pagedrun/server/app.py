@@ -120,7 +120,7 @@ def _add_messages(app: FastAPI, models: Models) -> None:
         data = await read_json(request, models.settings.max_body, models.prepare)
         asked = validated(CountRequest, data, messages_fields.REFUSED)
         serving = of_kind(await models.serving(asked.model), Serving)
-        return JSONResponse(await tools.aside(serving, partial(messages.count, serving, asked)))
+        return JSONResponse(await serving.aside(partial(messages.count, serving, asked)))
 
     _post(app, "/v1/messages", create_message, MessagesRequest)
     _post(app, "/v1/messages/count_tokens", count_tokens, CountRequest)

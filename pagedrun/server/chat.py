@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from pagedrun.chat import ChatOptions, ReplyDelta
-from pagedrun.request import FinishReason, TokenLogprob
+from pagedrun.request import TokenLogprob
 from pagedrun.server.answers import Answers, Choice, Piece, Task
 from pagedrun.server.asking import Ask, chat_task
 from pagedrun.server.chat_fields import Allowed, ChatRequest, NamedTool, Tool, message_of, template_kwargs
@@ -79,8 +79,7 @@ def task_of(serving: Serving, asked: ChatRequest) -> Task:
 
 def finish_reason(choice: Choice) -> str:
     """OpenAI's word for why an answer ended."""
-    assert choice.finished is not None
-    if choice.finished.reason in (FinishReason.LENGTH, FinishReason.CONTEXT):
+    if choice.cut_off:
         return "length"
     return "tool_calls" if choice.calls else "stop"
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from pagedrun.request import FinishReason, GenerationRequest, TokenLogprob
+from pagedrun.request import GenerationRequest, TokenLogprob
 from pagedrun.server.answers import Answers, Choice, Piece, Task
 from pagedrun.server.asking import copies, raw_grammar, recommended
 from pagedrun.server.chat_fields import ResponseFormat
@@ -185,6 +185,4 @@ class CompletionPresenter(Presenter):
 
 
 def _reason(choice: Choice) -> str:
-    assert choice.finished is not None
-    cut = choice.finished.reason in (FinishReason.LENGTH, FinishReason.CONTEXT)
-    return "length" if cut else "stop"
+    return "length" if choice.cut_off else "stop"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -131,13 +131,8 @@ class Generating(Response):
 
     async def _loaded(self, send: Send) -> Serving:
         """The model; empty lines while it is being loaded."""
-        loading = asyncio.ensure_future(self._models.serving(self._asked.model))
-        try:
-            while not (await asyncio.wait([loading], timeout=self._models.settings.keep_alive_s))[0]:
-                await self._send(send, b"\n")
-        finally:
-            loading.cancel()
-        return of_kind(loading.result(), Serving)
+        sign = partial(self._send, send, b"\n")
+        return of_kind(await self._models.serving_meanwhile(self._asked.model, sign), Serving)
 
     async def _send(self, send: Send, data: bytes, *, last: bool = False) -> None:
         if not self._started:

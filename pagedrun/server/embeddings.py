@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -81,11 +82,10 @@ class _Reading:
 async def answer(models: Models, asked: EmbeddingRequest) -> bytes:
     """The response's JSON. Raises ApiError, RequestError, EngineError."""
     serving = of_kind(await models.serving(asked.model), EmbeddingServing)
-    loop = asyncio.get_running_loop()
     serving.gate.check()
-    inputs = await loop.run_in_executor(serving.prepare, _inputs, serving, asked)
+    inputs = await serving.aside(partial(_inputs, serving, asked))
     vectors = await _read(serving, inputs)
-    return await loop.run_in_executor(serving.prepare, _body, serving, asked, inputs, vectors)
+    return await serving.aside(partial(_body, serving, asked, inputs, vectors))
 
 
 def _inputs(serving: EmbeddingServing, asked: EmbeddingRequest) -> Inputs:

@@ -61,7 +61,7 @@ class Answering(Response):
             serving = await self._loaded(send)
             serving.gate.check()
             prepare, presenter = self._begin(serving)
-            task = await asyncio.get_running_loop().run_in_executor(serving.prepare, prepare)
+            task = await serving.aside(prepare)
             async with Answers(serving, task) as answers:
                 if not self._stream:
                     while not answers.ended:
@@ -85,15 +85,13 @@ class Answering(Response):
 
     async def _loaded(self, send: Send) -> Serving:
         """The model. A stream says that it lives while it waits for it."""
-        loading = asyncio.ensure_future(self._models.serving(self._name))
-        try:
-            while not (await asyncio.wait([loading], timeout=self._keep_alive_s))[0]:
-                if self._stream:
-                    await self._start(send)
-                    await send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
-        finally:
-            loading.cancel()
-        return of_kind(loading.result(), Serving)
+
+        async def sign() -> None:
+            if self._stream:
+                await self._start(send)
+                await send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
+
+        return of_kind(await self._models.serving_meanwhile(self._name, sign), Serving)
 
     async def _start(self, send: Send) -> None:
         if not self._started:

@@ -19,7 +19,6 @@ from pagedrun.server.direct import refusal
 from pagedrun.server.errors import ApiError
 from pagedrun.server.fields import Strict
 from pagedrun.server.serving import Serving
-from pagedrun.server.tools import aside
 
 if TYPE_CHECKING:
     from pagedrun.durable import Keeper
@@ -43,7 +42,7 @@ async def use(serving: Serving, asked: UseRequest) -> Response:
     """Raises ApiError."""
     service, keeper = serving.service, _keeper(serving)
     try:
-        found = await aside(serving, lambda: stored(keeper.folder, asked.name, keeper.identity))
+        found = await serving.aside(lambda: stored(keeper.folder, asked.name, keeper.identity))
     except PagedrunError as e:
         return refusal(e)
     service.call(lambda: keeper.register(("named", asked.name), *found))

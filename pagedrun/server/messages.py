@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
-from pagedrun.request import Finished, FinishReason
+from pagedrun.request import Finished
 from pagedrun.server.answers import Answers, Choice, Piece, Task
 from pagedrun.server.asking import chat_task, render
 from pagedrun.server.errors import ApiError
@@ -138,7 +138,7 @@ class MessagesPresenter(Presenter):
 
     def _reason(self, choice: Choice) -> tuple[str, str | None]:
         assert choice.finished is not None
-        if choice.finished.reason in (FinishReason.LENGTH, FinishReason.CONTEXT):
+        if choice.cut_off:
             return "max_tokens", None
         if choice.calls:
             return "tool_use", None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -95,6 +95,16 @@ class Models:
         else:
             held.append((served, serving))
         return serving
+
+    async def serving_meanwhile(self, name: str | None, sign: Callable[[], Awaitable[None]]) -> Loaded:
+        """The same; `sign` tells the client that the server lives, as long as it takes."""
+        loading = asyncio.ensure_future(self.serving(name))
+        try:
+            while not (await asyncio.wait([loading], timeout=self.settings.keep_alive_s))[0]:
+                await sign()
+        finally:
+            loading.cancel()
+        return loading.result()
 
     async def find(self, name: str | None) -> Served:
         """The model that a name means, loaded or not; None: the first. Raises ApiError."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pagedrun.chat import Message, ToolCall
-from pagedrun.request import FinishReason, TokenLogprob
+from pagedrun.request import TokenLogprob
 from pagedrun.server.answers import Answers, Choice, Piece, Task
 from pagedrun.server.asking import chat_task
 from pagedrun.server.errors import ApiError
@@ -202,9 +202,7 @@ def _id(prefix: str) -> str:
 
 def _status(choice: Choice) -> str:
     """Of the response, and of its last item."""
-    assert choice.finished is not None
-    cut = choice.finished.reason in (FinishReason.LENGTH, FinishReason.CONTEXT)
-    return "incomplete" if cut else "completed"
+    return "incomplete" if choice.cut_off else "completed"
 
 
 def _message_item(status: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 FINGERPRINT = f"pagedrun-{__version__}"
 
+T = TypeVar("T")
 L = TypeVar("L", bound="Loaded")
 
 
@@ -144,6 +146,10 @@ class Loaded:
         """How much it takes at once, in a few words."""
         limits = self.service.limits
         return f"context {count(limits.max_seq_len, 'token')} · {count(limits.max_num_seqs, 'answer')} at once"
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Do something slow on the preparing thread. Raises what it does."""
+        return await asyncio.get_running_loop().run_in_executor(self.prepare, work)
 
     def stop(self) -> None:
         """Take no more requests; what runs may go on until `cancel_all`."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
@@ -21,8 +20,6 @@ from pagedrun.server.errors import ApiError, not_ready
 from pagedrun.server.fields import Strict, validated
 from pagedrun.server.models import Models
 from pagedrun.server.serving import Loaded, Serving, of_kind
-
-T = TypeVar("T")
 
 _STEP_S = 0.5  # how long who asks for figures waits for a step's end
 
@@ -44,11 +41,6 @@ class DetokenizeRequest(Strict):
     model: str | None = None
 
 
-async def aside(serving: Loaded, work: Callable[[], T]) -> T:
-    """Do something slow on the preparing thread."""
-    return await asyncio.get_running_loop().run_in_executor(serving.prepare, work)
-
-
 async def tokenize(models: Models, data: dict[str, Any]) -> Response:
     """{"tokens": [...]}, with pieces {"id", "piece"} for each; a piece that is no text is a list of bytes."""
     asked = validated(TokenizeRequest, data)
@@ -58,7 +50,7 @@ async def tokenize(models: Models, data: dict[str, Any]) -> Response:
     def work() -> list[int]:
         return vocab.tokenize(asked.content, add_special=asked.add_special, parse_special=asked.parse_special)
 
-    tokens = await aside(serving, work)
+    tokens = await serving.aside(work)
     if asked.with_pieces:
         return JSONResponse({"tokens": [{"id": t, "piece": _piece(vocab.piece(t, special=True))} for t in tokens]})
     return JSONResponse({"tokens": tokens})
@@ -76,14 +68,14 @@ async def detokenize(models: Models, data: dict[str, Any]) -> Response:
     asked = validated(DetokenizeRequest, data)
     serving = await models.serving(asked.model)
     check_tokens(serving, asked.tokens, "tokens")
-    return JSONResponse({"content": await aside(serving, lambda: text_of(serving, asked.tokens))})
+    return JSONResponse({"content": await serving.aside(lambda: text_of(serving, asked.tokens))})
 
 
 async def apply_template(models: Models, data: dict[str, Any]) -> Response:
     """{"prompt": text} of a chat, with the fields of /v1/chat/completions."""
     asked = validated(ChatRequest, data, REFUSED)
     serving = of_kind(await models.serving(asked.model), Serving)
-    rendered = await aside(serving, lambda: render(serving, ask_of(asked)))
+    rendered = await serving.aside(lambda: render(serving, ask_of(asked)))
     return JSONResponse({"prompt": rendered.prompt})
 
 

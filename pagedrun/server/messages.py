@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,11 +44,10 @@ def count(serving: Serving, asked: CountRequest) -> dict[str, Any]:
 class MessagesPresenter(Presenter):
     """The one answer as blocks: thinking, text, and each use of a tool. stops: the client's own stop strings."""
 
-    prefix = "msg"
+    prefix = "msg_"
 
     def __init__(self, serving: Serving, stops: tuple[str, ...]) -> None:
         super().__init__(serving)
-        self.id = f"msg_{secrets.token_hex(12)}"
         self._stops = stops
         self._index = -1
         self._open = ""  # what the open block is: thinking, text, or the number of a call

@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-from pagedrun import __version__
 from pagedrun.config import EngineConfig
 from pagedrun.server.errors import ApiError
 from pagedrun.server.gate import Gate
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from pagedrun.model import ModelInfo
     from pagedrun.plan import Plan
     from pagedrun.step import RunnerLimits, Vocab
-
-FINGERPRINT = f"pagedrun-{__version__}"
 
 T = TypeVar("T")
 L = TypeVar("L", bound="Loaded")

@@ -10,23 +10,18 @@ POST /v1/pagedrun/sessions/save   save what was computed of these tokens, and a 
 from __future__ import annotations
 
 import hmac
-from typing import TypeVar
 
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from pagedrun.running import OWNER
 from pagedrun.server import direct, kept
-from pagedrun.server.body import read_json
 from pagedrun.server.direct import CancelRequest, Direct, GenerateRequest, Generating
 from pagedrun.server.errors import ApiError
-from pagedrun.server.fields import validated
+from pagedrun.server.http import asked_of
 from pagedrun.server.kept import SaveRequest, UseRequest
 from pagedrun.server.models import Models
 from pagedrun.server.serving import Serving, of_kind
-
-M = TypeVar("M", bound=BaseModel)
 
 
 class Own:
@@ -42,32 +37,29 @@ class Own:
 
     async def generate(self, request: Request) -> Response:
         """An answer to tokens, as lines of JSON: for `pagedrun chat` and `pagedrun complete` of the same version."""
-        asked = await self._read(request, GenerateRequest)
+        asked = await asked_of(self._models, request, GenerateRequest)
         owner = self._is_owner(request)
         asked.check(owner=owner)
         return Generating(self._models, asked, self._under, saves=owner)
 
     async def cancel(self, request: Request) -> Response:
         """End an answer of /v1/pagedrun/generate."""
-        return JSONResponse(direct.cancel(await self._read(request, CancelRequest), self._under))
+        return JSONResponse(direct.cancel(await asked_of(self._models, request, CancelRequest), self._under))
 
     async def use_session(self, request: Request) -> Response:
         """Go on from a session of the server's own user."""
         self._refuse_others(request)
-        asked = await self._read(request, UseRequest)
+        asked = await asked_of(self._models, request, UseRequest)
         return await kept.use(await self._text(asked.model), asked)
 
     async def save_session(self, request: Request) -> Response:
         """Save a session of the server's own user."""
         self._refuse_others(request)
-        asked = await self._read(request, SaveRequest)
+        asked = await asked_of(self._models, request, SaveRequest)
         return await kept.save(await self._text(asked.model), asked)
 
     async def _text(self, name: str | None) -> Serving:
         return of_kind(await self._models.serving(name), Serving)
-
-    async def _read(self, request: Request, kind: type[M]) -> M:
-        return validated(kind, await read_json(request, self._models.settings.max_body, self._models.prepare))
 
     def _is_owner(self, request: Request) -> bool:
         """Whether the user asks whose server this is: nobody else can read its record."""

@@ -9,15 +9,14 @@ from dataclasses import asdict
 from typing import Any
 
 from pydantic import Field
-from starlette.responses import JSONResponse, Response
 
 from pagedrun import __version__
 from pagedrun.server.asking import render
 from pagedrun.server.chat import ask_of
-from pagedrun.server.chat_fields import REFUSED, ChatRequest
+from pagedrun.server.chat_fields import ChatRequest
 from pagedrun.server.completions import check_tokens, text_of
 from pagedrun.server.errors import ApiError, not_ready
-from pagedrun.server.fields import Strict, validated
+from pagedrun.server.fields import Strict
 from pagedrun.server.models import Models
 from pagedrun.server.serving import Loaded, Serving, of_kind
 
@@ -41,9 +40,8 @@ class DetokenizeRequest(Strict):
     model: str | None = None
 
 
-async def tokenize(models: Models, data: dict[str, Any]) -> Response:
+async def tokenize(models: Models, asked: TokenizeRequest) -> dict[str, Any]:
     """{"tokens": [...]}, with pieces {"id", "piece"} for each; a piece that is no text is a list of bytes."""
-    asked = validated(TokenizeRequest, data)
     serving = await models.serving(asked.model)
     vocab = serving.service.vocab
 
@@ -52,8 +50,8 @@ async def tokenize(models: Models, data: dict[str, Any]) -> Response:
 
     tokens = await serving.aside(work)
     if asked.with_pieces:
-        return JSONResponse({"tokens": [{"id": t, "piece": _piece(vocab.piece(t, special=True))} for t in tokens]})
-    return JSONResponse({"tokens": tokens})
+        return {"tokens": [{"id": t, "piece": _piece(vocab.piece(t, special=True))} for t in tokens]}
+    return {"tokens": tokens}
 
 
 def _piece(data: bytes) -> str | list[int]:
@@ -63,20 +61,18 @@ def _piece(data: bytes) -> str | list[int]:
         return list(data)
 
 
-async def detokenize(models: Models, data: dict[str, Any]) -> Response:
+async def detokenize(models: Models, asked: DetokenizeRequest) -> dict[str, Any]:
     """{"content": text}"""
-    asked = validated(DetokenizeRequest, data)
     serving = await models.serving(asked.model)
     check_tokens(serving, asked.tokens, "tokens")
-    return JSONResponse({"content": await serving.aside(lambda: text_of(serving, asked.tokens))})
+    return {"content": await serving.aside(lambda: text_of(serving, asked.tokens))}
 
 
-async def apply_template(models: Models, data: dict[str, Any]) -> Response:
+async def apply_template(models: Models, asked: ChatRequest) -> dict[str, Any]:
     """{"prompt": text} of a chat, with the fields of /v1/chat/completions."""
-    asked = validated(ChatRequest, data, REFUSED)
     serving = of_kind(await models.serving(asked.model), Serving)
     rendered = await serving.aside(lambda: render(serving, ask_of(asked)))
-    return JSONResponse({"prompt": rendered.prompt})
+    return {"prompt": rendered.prompt}
 
 
 def health(models: Models) -> dict[str, Any]:

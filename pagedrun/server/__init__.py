@@ -2,7 +2,7 @@
 
 fields, chat_fields   bodies: what may be asked, and how what is wrong is said (errors, body, functions)
 asking                from an `Ask`, whatever API it came through, to the engine's requests
-answers, gate         events of the engine in the event loop; how many may wait
+answers, gate         events of the engine in the event loop (bridge); how many may wait
 http                  one request from its body to its last event; ends when the client leaves
 thinking              whether the model can think, where a request asks it to
 replies               what the responses of all APIs have in common
@@ -13,7 +13,7 @@ responses             OpenAI's newer API, with responses_fields, responses_items
 own                   `chat` and `complete` of the same version through the server (direct), and their sessions (kept)
 serving               one loaded model
 models, served, mover which one a request means; loading, and giving memory back
-tools, metrics, docs  tokens, health, figures, a look inside, /docs
+tools, metrics, docs  tokens of texts, health, figures, a look inside, /docs
 listing, views        /v1/models; the routes of all that is no answer
 web                   the page at /
 guard, app, run       keys and origins, routes, listening and stopping (ending: conversations are saved)

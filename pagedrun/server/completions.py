@@ -15,7 +15,8 @@ from pagedrun.server.chunks import ChunkPresenter
 from pagedrun.server.errors import invalid
 from pagedrun.server.fields import TAG, Shared, prompt_tag
 from pagedrun.server.replies import timings_of
-from pagedrun.server.serving import Loaded, Serving
+from pagedrun.server.serving import Serving
+from pagedrun.server.tokens import check_tokens, text_of, tokens_of
 
 REFUSED = {"suffix": "is not supported: nothing can be filled in between"}
 
@@ -77,26 +78,13 @@ def _prompts(prompt: str | list[Any]) -> Sequence[str | list[int]]:
 
 def _tokens(serving: Serving, prompt: str | list[int]) -> tuple[int, ...]:
     if isinstance(prompt, str):
-        return tuple(serving.service.vocab.tokenize(prompt, add_special=True, parse_special=True))
+        return tokens_of(serving, prompt)
     check_tokens(serving, prompt, "prompt")
     return tuple(prompt)
 
 
-def check_tokens(serving: Loaded, tokens: Sequence[int], param: str) -> None:
-    """Raise ApiError for ids that the model does not have."""
-    n_vocab = serving.service.vocab.n_tokens
-    if min(tokens, default=0) < 0 or max(tokens, default=0) >= n_vocab:
-        raise invalid(f"'{param}' has token ids outside 0 to {n_vocab - 1}", param)
-
-
 def _text(serving: Serving, prompt: str | list[int]) -> str:
     return prompt if isinstance(prompt, str) else text_of(serving, prompt)
-
-
-def text_of(serving: Loaded, tokens: Sequence[int]) -> str:
-    """The text of tokens, special ones too."""
-    vocab = serving.service.vocab
-    return b"".join(vocab.piece(token, special=True) for token in tokens).decode("utf-8", "replace")
 
 
 class CompletionPresenter(ChunkPresenter):

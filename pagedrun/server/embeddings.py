@@ -16,11 +16,12 @@ import numpy as np
 from pydantic import Discriminator, Field, Tag
 
 from pagedrun.embedding import EmbeddingService, Vectors, normalized
-from pagedrun.server.completions import Ids, check_tokens
+from pagedrun.server.completions import Ids
 from pagedrun.server.errors import ApiError, invalid, not_ready, unsupported
 from pagedrun.server.fields import TAG, Strict, prompt_tag
 from pagedrun.server.models import Models
 from pagedrun.server.serving import Loaded, of_kind
+from pagedrun.server.tokens import check_tokens
 from pagedrun.units import count
 
 MOST_INPUTS = 2048  # OpenAI's

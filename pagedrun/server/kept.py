@@ -14,11 +14,11 @@ from starlette.responses import JSONResponse, Response
 
 from pagedrun.durable.named import stored
 from pagedrun.errors import PagedrunError, SessionError
-from pagedrun.server.completions import check_tokens
 from pagedrun.server.direct import refusal
 from pagedrun.server.errors import ApiError
 from pagedrun.server.fields import Strict
 from pagedrun.server.serving import Serving
+from pagedrun.server.tokens import check_tokens
 
 if TYPE_CHECKING:
     from pagedrun.durable import Keeper

@@ -13,6 +13,7 @@ from pagedrun.server.errors import ApiError
 from pagedrun.server.messages_fields import CountRequest, MessagesRequest, ask_of
 from pagedrun.server.replies import Presenter, sse, timings_of
 from pagedrun.server.serving import Serving
+from pagedrun.server.tokens import tokens_of
 
 _TYPES = {
     401: "authentication_error",
@@ -37,8 +38,7 @@ def task_of(serving: Serving, asked: MessagesRequest) -> Task:
 
 def count(serving: Serving, asked: CountRequest) -> dict[str, Any]:
     """How many tokens the prompt would have. Raises ApiError, RequestError."""
-    prompt = render(serving, ask_of(asked)).prompt
-    return {"input_tokens": len(serving.service.vocab.tokenize(prompt, add_special=True, parse_special=True))}
+    return {"input_tokens": len(tokens_of(serving, render(serving, ask_of(asked)).prompt))}
 
 
 class MessagesPresenter(Presenter):

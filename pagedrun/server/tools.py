@@ -14,11 +14,11 @@ from pagedrun import __version__
 from pagedrun.server.asking import render
 from pagedrun.server.chat import ask_of
 from pagedrun.server.chat_fields import ChatRequest
-from pagedrun.server.completions import check_tokens, text_of
 from pagedrun.server.errors import ApiError, not_ready
 from pagedrun.server.fields import Strict
 from pagedrun.server.models import Models
 from pagedrun.server.serving import Loaded, Serving, of_kind
+from pagedrun.server.tokens import check_tokens, text_of
 
 _STEP_S = 0.5  # how long who asks for figures waits for a step's end
 

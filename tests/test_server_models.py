@@ -245,22 +245,25 @@ def test_not_at_all_is_when_the_last_answer_has_ended() -> None:
         assert server.sources["two"].loads == 1
 
 
-def test_a_session_is_saved_before_its_model_goes() -> None:
-    """Who may have a session and was answered may save it now; nobody else is waited for."""
+def test_a_session_goes_on_before_its_model_goes() -> None:
+    """Who may have a session goes on at once: asks, is answered, saves it. Nobody else is waited for."""
     secret = "only its user knows"
     request = {"id": "0" * 32, "request": {"prompt": [65]}}
 
     with several(*trio(), keep_s=0, settings={"secret": secret}) as server:
 
-        async def generate(model: str, secret: str) -> None:
+        async def ask(path: str, body: Any = None, secret: str = secret) -> None:
+            how = "GET" if body is None else "POST"
             headers = [(OWNER.encode(), secret.encode())]
-            caller = Caller(server.app, "/v1/pagedrun/generate", {**request, "model": model}, headers=headers)
-            await caller.until(lambda c: c.done)
+            caller = Caller(server.app, f"/v1/pagedrun/{path}", body, method=how, headers=headers)
+            await caller.task
             assert caller.status == 200
-            await eventually(lambda: server.loaded == [] or not server.serving(model).busy)
 
         async def work() -> None:
-            await generate("one", secret)
+            await ask("engine")
+            await server.models.mover.unload_unused()
+            assert server.loaded == ["one"], "who asks how it is loaded asks it something next"
+            await ask("generate", request)
             server.clock.now = 0.5
             assert "I am one" in await server.answer("one"), "another's request, which changes nothing"
             await eventually(lambda: not server.serving("one").busy)
@@ -270,7 +273,7 @@ def test_a_session_is_saved_before_its_model_goes() -> None:
             server.clock.now = 1.0
             await server.models.mover.unload_unused()
             assert server.loaded == []
-            await generate("one", "somebody else")
+            await ask("generate", request, "somebody else")
             await eventually(lambda: server.loaded == [])
 
         run(work())

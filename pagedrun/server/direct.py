@@ -29,7 +29,8 @@ from pagedrun.server.serving import Serving, of_kind
 _PLAIN = (0, 1)
 _MOST = 1024  # strings in a list
 _INT32 = 2**31
-_SAVING_S = 1.0  # in which a client that has a session asks for it to be saved
+#: In which a client of the server's own user goes on: begins a session, is answered, saves it.
+SOON_S = 1.0
 
 
 class GenerateRequest(BaseModel):
@@ -110,7 +111,7 @@ class Generating(Response):
         with suppress(Gone):
             await unless_gone(receive, self._answer(scope, receive, send))
         if self._saves:
-            self._models.expect_more(_SAVING_S)
+            self._models.expect_more(SOON_S)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from pagedrun.running import OWNER
 from pagedrun.server import direct, kept
-from pagedrun.server.direct import CancelRequest, Direct, GenerateRequest, Generating
+from pagedrun.server.direct import SOON_S, CancelRequest, Direct, GenerateRequest, Generating
 from pagedrun.server.errors import ApiError
 from pagedrun.server.http import asked_of
 from pagedrun.server.kept import SaveRequest, UseRequest
@@ -31,9 +31,12 @@ class Own:
         self._models = models
         self._under: dict[str, Direct] = {}
 
-    async def engine(self, model: str | None = None) -> Response:
+    async def engine(self, request: Request, model: str | None = None) -> Response:
         """A model and how it is loaded, for clients that have its file as well."""
-        return JSONResponse(direct.engine(await self._text(model)))
+        serving = await self._text(model)
+        if self._is_owner(request):
+            self._models.expect_more(SOON_S)
+        return JSONResponse(direct.engine(serving))
 
     async def generate(self, request: Request) -> Response:
         """An answer to tokens, as lines of JSON: for `pagedrun chat` and `pagedrun complete` of the same version."""
@@ -50,7 +53,9 @@ class Own:
         """Go on from a session of the server's own user."""
         self._refuse_others(request)
         asked = await asked_of(self._models, request, UseRequest)
-        return await kept.use(await self._text(asked.model), asked)
+        serving = await self._text(asked.model)
+        self._models.expect_more(SOON_S)
+        return await kept.use(serving, asked)
 
     async def save_session(self, request: Request) -> Response:
         """Save a session of the server's own user."""

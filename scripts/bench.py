@@ -78,6 +78,10 @@ class Kept:
             print(f"{key} ({time.perf_counter() - began:.0f} s): {self.rows[key]}", file=sys.stderr, flush=True)
         return self.rows[key]
 
+    def shown(self, key: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The same, without when it was measured."""
+        return {name: value for name, value in self.row(key, measure).items() if name != "at"}
+
     @property
     def note(self) -> str:
         """When all of it was measured."""

@@ -246,7 +246,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     args = arguments()
-    from bench_spill import AHEAD
+    from spill_side import AHEAD
 
     args.ahead = AHEAD
     if args.child:

@@ -22,10 +22,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import arguments
 import bench
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from pagedrun import hub
 from tests.server_fuzz_runs import Fuzzed, fuzz
 from tests.soak_runs import MIB
 
@@ -76,7 +76,7 @@ def main() -> int:
     args = parser.parse_args()
     table: list[dict[str, Any]] = []
     said = [f"{args.requests:,} requests to each model, the first with seed {args.seed}"]
-    for model in args.models or [hub.fetch_default_model()]:
+    for model in arguments.models(args):
         more, told = rows(model, args.requests, args.seed)
         table += more
         said += [f"{model.name}: {line}" for line in told]

@@ -21,15 +21,14 @@ Exit code 1: somebody failed, was overtaken by more, or was answered otherwise.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
+import arguments
 import bench
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from pagedrun import hub
 from tests.overload_runs import Crowd, judge, overload
 
 
@@ -60,31 +59,19 @@ def row(path: Path, crowd: Crowd) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", type=Path)
-    parser.add_argument("--name", default="cpu")
-    parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--fit", type=int, default=20, help="conversations that the device has pages for")
-    parser.add_argument("--slots", type=int, default=32)
-    parser.add_argument("--prompt", type=int, default=96, help="tokens, up to a half more or less")
-    parser.add_argument("--answer", type=int, default=16, help="tokens")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=0)
-    args = parser.parse_args()
-    crowd = Crowd(
-        n=args.requests,
-        fit=args.fit,
-        slots=args.slots,
-        prompt=args.prompt,
-        answer=args.answer,
-        seed=args.seed,
-        threads=args.threads,
+    parser = arguments.parser(
+        __doc__,
+        Crowd,
+        *("slots", "seed", "threads"),
+        fit="conversations that the device has pages for",
+        prompt="tokens, up to a half more or less",
+        answer="tokens",
     )
-    kept = bench.Kept(f"overload-{args.name}")
-    paths = args.models or [hub.fetch_default_model()]
-    rows = [kept.row(path.name, lambda p=path: row(p, crowd)) for path in paths]
+    parser.add_argument("--requests", dest="n", type=int, default=Crowd.n)
+    args = parser.parse_args()
+    crowd, kept = arguments.made(Crowd, args), bench.Kept(f"overload-{args.name}")
+    rows = [kept.shown(path.name, lambda p=path: row(p, crowd)) for path in arguments.models(args)]
     for found in rows:
-        found.pop("at", None)
         if found["ended after"] > 2 * crowd.slots:
             found["wrong"] = f"{found['wrong']}; starved".removeprefix("nothing; ")
     notes = [

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import bench
-from bench_spill import AHEAD, PREFILLED, Deep
 from paged_side import FLASH_ATTENTION_ON, LOAD_NONE, tokens_of
 from plan_check import loaded, memory_row
 from served import Served
+from spill_side import AHEAD, PREFILLED, Deep
 
 from pagedrun import machine
 from pagedrun.config import EngineConfig

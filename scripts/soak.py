@@ -15,15 +15,13 @@ Exit code 1: an error, something left, or memory grew by more than 8 MiB.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 from pathlib import Path
 
+import arguments
 import bench
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from pagedrun import hub
 from tests.soak_runs import KINDS, MIB, Weather, soak
 
 ALLOWED = 8 * MIB
@@ -31,33 +29,13 @@ SAY_EVERY = 60.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", type=Path)
-    parser.add_argument("--name", default="cpu")
+    parser = arguments.parser(__doc__, Weather, "at_once", "slots", "seed", "threads", nargs="?")
     parser.add_argument("--minutes", type=float, default=120)
-    parser.add_argument("--at-once", type=int, default=6)
-    parser.add_argument("--slots", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=0)
     args = parser.parse_args()
-    path = args.model or hub.fetch_default_model()
     seconds = args.minutes * 60
-    weather = Weather(
-        seconds=seconds,
-        at_once=args.at_once,
-        slots=args.slots,
-        seed=args.seed,
-        threads=args.threads,
-        every=max(seconds / 1000, 0.25),
-    )
-    said = [0.0]
-
-    def say(text: str) -> None:
-        if time.monotonic() - said[0] > SAY_EVERY:
-            said[0] = time.monotonic()
-            print(text, file=sys.stderr, flush=True)
-
-    found = soak(path, weather, say)
+    weather = arguments.made(Weather, args, seconds=seconds, every=max(seconds / 1000, 0.25))
+    (path,) = arguments.models(args)
+    found = soak(path, weather, arguments.NowAndThen(SAY_EVERY))
     kv, warm = found.kv, found.memory[len(found.memory) // 3][1]
     assert kv is not None
     bad = [str(e) for e in found.errors[:3]] + [f"{n} {name} left" for name, n in found.remains.items()]

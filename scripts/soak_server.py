@@ -21,17 +21,15 @@ request, task, thread or page is left; memory grew by more than 16 MiB.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
+import arguments
 import bench
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from pagedrun import hub
 from tests.server_soak_runs import Crowd, soak
 from tests.soak_runs import MIB
 
@@ -39,22 +37,10 @@ ALLOWED = 16 * MIB
 SAY_EVERY = 30.0
 
 
-class Say:
-    """Now and then."""
-
-    def __init__(self) -> None:
-        self._last = 0.0
-
-    def __call__(self, text: str) -> None:
-        if time.monotonic() - self._last > SAY_EVERY:
-            self._last = time.monotonic()
-            print(text, file=sys.stderr, flush=True)
-
-
 def row(path: Path, crowd: Crowd) -> dict[str, Any]:
     """One model."""
     with tempfile.TemporaryDirectory() as folder:
-        found = soak(path, Path(folder), crowd, Say())
+        found = soak(path, Path(folder), crowd, arguments.NowAndThen(SAY_EVERY))
     memory, verdict = found.memory, found.verdict
     assert verdict is not None
     grown = memory.grown()
@@ -82,28 +68,12 @@ def row(path: Path, crowd: Crowd) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", type=Path)
-    parser.add_argument("--name", default="cpu")
+    parser = arguments.parser(__doc__, Crowd, "streams", "slots", "seed", "threads", longest="tokens of a conversation")
     parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--slots", type=int, default=16)
-    parser.add_argument("--longest", type=int, default=768, help="tokens of a conversation")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=0)
     args = parser.parse_args()
-    crowd = Crowd(
-        seconds=args.minutes * 60,
-        streams=args.streams,
-        slots=args.slots,
-        longest=args.longest,
-        seed=args.seed,
-        threads=args.threads,
-    )
+    crowd = arguments.made(Crowd, args, seconds=args.minutes * 60)
     kept = bench.Kept(f"soak-server-{args.name}")
-    rows = [kept.row(path.name, lambda p=path: row(p, crowd)) for path in args.models or [hub.fetch_default_model()]]
-    for found in rows:
-        found.pop("at", None)
+    rows = [kept.shown(path.name, lambda p=path: row(p, crowd)) for path in arguments.models(args)]
     notes = [
         f"{crowd.streams} streams, {crowd.slots} slots, conversations of up to {crowd.longest} tokens, pages for "
         f"{crowd.fit} of them and RAM for {crowd.fit} more; {crowd.leave:.0%} leave; answers of 4 to 48 tokens; "

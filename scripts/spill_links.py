@@ -25,8 +25,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import bench
-from bench_spill import AHEAD, PREFILLED, Spilled, Way
 from paged_side import Model
+from spill_side import AHEAD, Spilled, Way, opened
 
 from pagedrun.kv import PageManager
 from pagedrun.kv.cost import with_cold
@@ -171,14 +171,7 @@ def measured(model: Model, args: argparse.Namespace, kept: bench.Kept) -> Iterat
 def run(args: argparse.Namespace) -> None:
     """Measure, and write the table."""
     kept = bench.Kept(f"links-{args.name}")
-    model = Model(
-        args.model,
-        gpu=not args.cpu,
-        kv_types=("f16", "f16"),
-        batch=PREFILLED if not args.cpu else 512,
-        threads=args.threads,
-        ram_experts=range(args.ram_experts),
-    )
+    model = opened(args, "f16")
     groups = list(measured(model, args, kept))
     again = kept.row("all in VRAM, once more", lambda: all_hot(model, args.depth))
     model.native.close()

@@ -123,10 +123,10 @@ def test_several_models_and_how_long_they_stay(serve: Serve) -> None:
     other = serve.model.with_name("other.gguf")
     other.write_bytes(serve.model.read_bytes())
     assert serve(f'[serve]\nmodel = ["{serve.model}", "{other}"]\nkeep_alive = "10m"\n', model=False) == 0, serve.err
-    assert [one.name for one in serve.models.all] == ["model", "other"] and serve.models.keep_s == 600
+    assert [one.name for one in serve.models.all] == ["model", "other"] and serve.models.mover.keep_s == 600
     assert len(serve.fake.loads) == 1
     assert serve("[serve]\nkeep_alive = -1\nany_installed = true\n") == 0, serve.err
-    assert serve.models.keep_s is None and serve.models.installed is not None
+    assert serve.models.mover.keep_s is None and serve.models.installed is not None
     assert serve('[serve]\nkeep_alive = "soon"\n') == 2
     assert "[serve] keep_alive must be a duration" in serve.err
 

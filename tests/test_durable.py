@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from pagedrun.durable import Keeper
-from pagedrun.engine import Call, Cancel, Shutdown
+from pagedrun.engine import Call, Cancel, Shutdown, Submit
+from pagedrun.engine.ending import save_the_rest
 from pagedrun.kv import SpillSettings, validate
-from pagedrun.request import Event, Finished, FinishReason, RequestId
+from pagedrun.request import Event, Finished, FinishReason, GenerationRequest, RequestId
+from pagedrun.scheduling import Sequence
 from pagedrun.sessions import Disk, Identity, Session, SessionFolder
 from tests.paged_fakes import STAGED, PagedEngine, end, expected, reason, text
 
@@ -64,7 +66,7 @@ class Durable(PagedEngine):
 
     def end(self) -> None:
         """As at the end of the engine's thread."""
-        self.engine._keep_the_rest()
+        save_the_rest(self.keeper, self.engine.inbox, self.engine._save_until)
         validate(self.manager)
 
     def cached(self, prompt: str, n: int = 6) -> int:
@@ -138,6 +140,24 @@ def test_the_end_saves_what_is_not_saved(tmp_path: Path) -> None:
     assert again.cached("0123456789012345?") == 16
 
 
+def test_who_asks_while_the_rest_is_saved_does_not_wait_for_it(tmp_path: Path) -> None:
+    engine = Durable(tmp_path)
+    events: list[Event] = []
+    saved: list[int] = []
+
+    def sink(event: Event) -> None:
+        events.append(event)
+        saved.append(engine.keeper.stats.saved)
+
+    request = GenerationRequest(prompt=tuple(LONG.encode()))
+    engine.engine.inbox.put(Submit(Sequence(RequestId(9), request), sink))  # before any of the save's calls
+    engine.submit(LONG)
+    while not engine.scheduler.idle:
+        engine.turn()
+    engine.end()
+    assert reason(events) is FinishReason.CANCELLED and saved == [0] and engine.keeper.stats.saved == 1
+
+
 @pytest.mark.parametrize("end", [[Shutdown(0)], [Shutdown(), Shutdown(0)]])
 def test_the_end_has_a_bound(tmp_path: Path, end: list[Shutdown]) -> None:
     """One is being copied when the time is over: neither it nor the others are saved, and nothing is left of it."""
@@ -159,7 +179,7 @@ def test_the_end_has_a_bound(tmp_path: Path, end: list[Shutdown]) -> None:
 def test_the_end_does_not_wait_for_a_disk_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("pagedrun.engine._UNDER_WAY_S", 0.1)
+    monkeypatch.setattr("pagedrun.engine.ending._UNDER_WAY_S", 0.1)
     gate = threading.Event()
 
     class Hanging(Disk):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pagedrun.errors import ModelFileError, NotEnoughMemoryError
+from pagedrun.running import OWNER
 from pagedrun.server.errors import ApiError
 from tests.model_fakes import PATH, FakeSource, several
 from tests.server_fakes import Caller, eventually, run
@@ -242,6 +243,40 @@ def test_not_at_all_is_when_the_last_answer_has_ended() -> None:
 
         run(work())
         assert server.sources["two"].loads == 1
+
+
+def test_a_session_goes_on_before_its_model_goes() -> None:
+    """Who may have a session goes on at once: asks, is answered, saves it. Nobody else is waited for."""
+    secret = "only its user knows"
+    request = {"id": "0" * 32, "request": {"prompt": [65]}}
+
+    with several(*trio(), keep_s=0, settings={"secret": secret}) as server:
+
+        async def ask(path: str, body: Any = None, secret: str = secret) -> None:
+            how = "GET" if body is None else "POST"
+            headers = [(OWNER.encode(), secret.encode())]
+            caller = Caller(server.app, f"/v1/pagedrun/{path}", body, method=how, headers=headers)
+            await caller.task
+            assert caller.status == 200
+
+        async def work() -> None:
+            await ask("engine")
+            await server.models.mover.unload_unused()
+            assert server.loaded == ["one"], "who asks how it is loaded asks it something next"
+            await ask("generate", request)
+            server.clock.now = 0.5
+            assert "I am one" in await server.answer("one"), "another's request, which changes nothing"
+            await eventually(lambda: not server.serving("one").busy)
+            server.clock.now = 0.9
+            await server.models.mover.unload_unused()
+            assert server.loaded == ["one"]
+            server.clock.now = 1.0
+            await server.models.mover.unload_unused()
+            assert server.loaded == []
+            await ask("generate", request, "somebody else")
+            await eventually(lambda: server.loaded == [])
+
+        run(work())
 
 
 def test_loading_and_unloading_by_hand() -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pagedrun.kv.ids import NONE
+from pagedrun.kv.memory import PageMemory
 from pagedrun.kv.pool import FramePool
-
-if TYPE_CHECKING:
-    from pagedrun.kv.manager import PageManager
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,49 +135,49 @@ class KvStats:
         return self.clean_victims + self.dirty_victims
 
 
-def collect(manager: PageManager) -> KvStats:
+def collect(memory: PageMemory) -> KvStats:
     """Count everything."""
-    residency, table = manager.residency, manager.table
-    stored = _stored_bytes(manager)
-    capacity = len(table) * manager.geometry.page_bytes
-    snapshots = list(manager.snapshots)
+    residency, table = memory.residency, memory.table
+    stored = _stored_bytes(memory)
+    capacity = len(table) * memory.geometry.page_bytes
+    snapshots = list(memory.snapshots)
     return KvStats(
-        device=_tier(residency.device, manager.geometry.frame_bytes),
-        host=_tier(residency.host, manager.geometry.frame_bytes),
-        conversations=len(manager.conversations),
+        device=_tier(residency.device, memory.geometry.frame_bytes),
+        host=_tier(residency.host, memory.geometry.frame_bytes),
+        conversations=len(memory.conversations),
         pages=len(table),
         shared_pages=int((table.refs[: table.top] > 1).sum()),
-        tokens=round(stored / manager.geometry.row_bytes),
+        tokens=round(stored / memory.geometry.row_bytes),
         utilisation=stored / capacity if capacity else 1.0,
         snapshots=len(snapshots),
         snapshot_bytes=sum(s.nbytes for s in snapshots),
         clean_victims=residency.clean_victims,
         dirty_victims=residency.dirty_victims,
         write_backs=residency.write_backs,
-        spill=spilled(manager),
-        prefetch=_prefetch(manager),
-        disk=_disk(manager),
-        tokens_per_page=manager.geometry.tokens_per_page,
-        swap=_swap(manager),
+        spill=spilled(memory),
+        prefetch=_prefetch(memory),
+        disk=_disk(memory),
+        tokens_per_page=memory.geometry.tokens_per_page,
+        swap=_swap(memory),
     )
 
 
-def _swap(manager: PageManager) -> SwapStats:
-    host, size = manager.residency.host, manager.geometry.frame_bytes
+def _swap(memory: PageMemory) -> SwapStats:
+    host, size = memory.residency.host, memory.geometry.frame_bytes
     return SwapStats(
         limit=host.budget.limit,
         used=host.budget.used,
         pages=host.created * size,
         ahead=host.ordered * size,
-        snapshots=manager.snapshots.nbytes,
-        index=manager.index.paid,
-        staging=manager.staging.paid,
+        snapshots=memory.snapshots.nbytes,
+        index=memory.index.paid,
+        staging=memory.staging.paid,
     )
 
 
-def spilled(manager: PageManager) -> SpillStats:
+def spilled(memory: PageMemory) -> SpillStats:
     """Of the pages of running conversations that are not on the device."""
-    spilling, stages, windows = manager.spilling, manager.stages, manager.windows
+    spilling, stages, windows = memory.spilling, memory.stages, memory.windows
     staged = int((windows.stage != NONE).sum())
     return SpillStats(
         mode=spilling.settings.mode,
@@ -197,20 +194,20 @@ def spilled(manager: PageManager) -> SpillStats:
     )
 
 
-def _prefetch(manager: PageManager) -> PrefetchStats:
-    ahead = manager.prefetching
+def _prefetch(memory: PageMemory) -> PrefetchStats:
+    ahead = memory.prefetching
     return PrefetchStats(
-        mode=manager.spilling.settings.prefetch,
+        mode=memory.spilling.settings.prefetch,
         pages=ahead.n_pages,
         hits=ahead.hits,
         late=ahead.late,
-        wasted=manager.residency.wasted,
-        n_bytes=ahead.n_pages * manager.geometry.frame_bytes,
+        wasted=memory.residency.wasted,
+        n_bytes=ahead.n_pages * memory.geometry.frame_bytes,
     )
 
 
-def _disk(manager: PageManager) -> DiskStats:
-    lower, file = manager.lower, manager.lower.file
+def _disk(memory: PageMemory) -> DiskStats:
+    lower, file = memory.lower, memory.lower.file
     return DiskStats(
         budget=file.n_slots,
         used=file.used,
@@ -228,13 +225,13 @@ def _tier(pool: FramePool, frame_bytes: int) -> TierStats:
     return TierStats(pool.most, pool.created, pool.used, n_bytes, pool.most * frame_bytes, pool.refused)
 
 
-def _stored_bytes(manager: PageManager) -> int:
+def _stored_bytes(memory: PageMemory) -> int:
     """Bytes of rows in one stripe. Of conversations that share a page, the one counts that has most of it."""
-    size, row, every = manager.geometry.page_bytes, manager.geometry.row_bytes, manager.conversations.values()
+    size, row, every = memory.geometry.page_bytes, memory.geometry.row_bytes, memory.conversations.values()
     if not every:
         return 0
-    stored = np.zeros(manager.table.top, np.int64)
+    stored = np.zeros(memory.table.top, np.int64)
     pages = np.concatenate([c.pages for c in every])
     lengths = np.repeat([c.length for c in every], [c.n_pages for c in every])
-    np.maximum.at(stored, pages, np.clip(lengths * row - manager.table.index[pages] * size, 0, size))
+    np.maximum.at(stored, pages, np.clip(lengths * row - memory.table.index[pages] * size, 0, size))
     return int(stored.sum())

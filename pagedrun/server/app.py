@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -14,17 +13,17 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from pagedrun import __version__
 from pagedrun.errors import PagedrunError
-from pagedrun.server import chat, completions, embeddings, listing, messages, messages_fields, responses_fields, tools
-from pagedrun.server.body import Gone, read_json
+from pagedrun.server import chat, completions, embeddings, messages, messages_fields, responses_fields
+from pagedrun.server.body import Gone
 from pagedrun.server.chat_fields import REFUSED, ChatRequest
 from pagedrun.server.completions import CompletionPresenter, CompletionRequest
 from pagedrun.server.direct import CancelRequest, GenerateRequest
-from pagedrun.server.docs import SCHEMAS, page, request_body
+from pagedrun.server.docs import SCHEMAS, page
 from pagedrun.server.embeddings import EmbeddingRequest
 from pagedrun.server.errors import ApiError, of_ours
 from pagedrun.server.fields import validated
 from pagedrun.server.guard import Guard, body_for
-from pagedrun.server.http import Answering, Begun, gone, unless_gone
+from pagedrun.server.http import Answering, Begun, asked_of, body_of, gone, unless_gone
 from pagedrun.server.kept import SaveRequest, UseRequest
 from pagedrun.server.messages_fields import CountRequest, MessagesRequest
 from pagedrun.server.models import Models
@@ -32,10 +31,10 @@ from pagedrun.server.own import Own
 from pagedrun.server.responses import ResponsesPresenter
 from pagedrun.server.responses_fields import ResponsesRequest
 from pagedrun.server.responses_items import ListQuery, items_of, page_of
-from pagedrun.server.serving import Loaded, Serving, generating
+from pagedrun.server.routes import add_get, add_post
+from pagedrun.server.serving import Serving, of_kind
+from pagedrun.server.views import add_views
 from pagedrun.server.web import add_page
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def make_app(models: Models) -> FastAPI:
@@ -46,8 +45,7 @@ def make_app(models: Models) -> FastAPI:
     _add_messages(app, models)
     _add_responses(app, models)
     _add_own(app, Own(models))
-    _add_tools(app, models)
-    _add_views(app, models)
+    add_views(app, models)
     _add_docs(app)
     add_page(app)
     app.add_exception_handler(ApiError, _api_error)
@@ -70,7 +68,7 @@ def make_app(models: Models) -> FastAPI:
 def _add_answers(app: FastAPI, models: Models) -> None:
     async def chat_completions(request: Request) -> Response:
         """Answer a chat, as a whole or as a stream of events."""
-        asked = validated(ChatRequest, await read_json(request, models.settings.max_body, models.prepare), REFUSED)
+        asked = await asked_of(models, request, ChatRequest, REFUSED)
         wants = {"wants_usage": asked.wants_usage(), "wants_logprobs": bool(asked.logprobs)}
 
         def begin(serving: Serving) -> Begun:
@@ -80,8 +78,7 @@ def _add_answers(app: FastAPI, models: Models) -> None:
 
     async def complete(request: Request) -> Response:
         """Go on from a prompt, without a chat template."""
-        data = await read_json(request, models.settings.max_body, models.prepare)
-        asked = validated(CompletionRequest, data, completions.REFUSED)
+        asked = await asked_of(models, request, CompletionRequest, completions.REFUSED)
         wants = {"wants_usage": asked.wants_usage(), "wants_logprobs": asked.logprobs is not None}
 
         def begin(serving: Serving) -> Begun:
@@ -89,25 +86,24 @@ def _add_answers(app: FastAPI, models: Models) -> None:
 
         return Answering(models, asked.model, begin, stream=asked.streams())
 
-    _post(app, "/v1/chat/completions", chat_completions, ChatRequest)
-    _post(app, "/v1/completions", complete, CompletionRequest)
+    add_post(app, "/v1/chat/completions", chat_completions, ChatRequest)
+    add_post(app, "/v1/completions", complete, CompletionRequest)
 
 
 def _add_embeddings(app: FastAPI, models: Models) -> None:
     async def create_embeddings(request: Request) -> Response:
         """Make a vector of each text."""
-        asked = validated(EmbeddingRequest, await read_json(request, models.settings.max_body, models.prepare))
+        asked = await asked_of(models, request, EmbeddingRequest)
         body = await unless_gone(request.receive, embeddings.answer(models, asked))
         return Response(body, media_type="application/json")
 
-    _post(app, "/v1/embeddings", create_embeddings, EmbeddingRequest)
+    add_post(app, "/v1/embeddings", create_embeddings, EmbeddingRequest)
 
 
 def _add_messages(app: FastAPI, models: Models) -> None:
     async def create_message(request: Request) -> Response:
         """Answer a chat, as Anthropic's API does."""
-        data = await read_json(request, models.settings.max_body, models.prepare)
-        asked = validated(MessagesRequest, data, messages_fields.REFUSED)
+        asked = await asked_of(models, request, MessagesRequest, messages_fields.REFUSED)
 
         def begin(serving: Serving) -> Begun:
             presenter = messages.MessagesPresenter(serving, tuple(asked.stop_sequences or ()))
@@ -117,13 +113,12 @@ def _add_messages(app: FastAPI, models: Models) -> None:
 
     async def count_tokens(request: Request) -> Response:
         """Count the tokens of a chat."""
-        data = await read_json(request, models.settings.max_body, models.prepare)
-        asked = validated(CountRequest, data, messages_fields.REFUSED)
-        serving = generating(await models.serving(asked.model))
-        return JSONResponse(await tools.aside(serving, partial(messages.count, serving, asked)))
+        asked = await asked_of(models, request, CountRequest, messages_fields.REFUSED)
+        serving = of_kind(await models.serving(asked.model), Serving)
+        return JSONResponse(await serving.aside(partial(messages.count, serving, asked)))
 
-    _post(app, "/v1/messages", create_message, MessagesRequest)
-    _post(app, "/v1/messages/count_tokens", count_tokens, CountRequest)
+    add_post(app, "/v1/messages", create_message, MessagesRequest)
+    add_post(app, "/v1/messages/count_tokens", count_tokens, CountRequest)
 
 
 def _add_responses(app: FastAPI, models: Models) -> None:
@@ -131,7 +126,7 @@ def _add_responses(app: FastAPI, models: Models) -> None:
 
     async def create_response(request: Request) -> Response:
         """Answer a chat as items; `previous_response_id` goes on from an earlier one."""
-        data = await read_json(request, models.settings.max_body, models.prepare)
+        data = await body_of(models, request)
         asked = validated(ResponsesRequest, data, responses_fields.REFUSED)
 
         def begin(serving: Serving) -> Begun:
@@ -152,98 +147,19 @@ def _add_responses(app: FastAPI, models: Models) -> None:
         query = validated(ListQuery, dict(request.query_params))
         return JSONResponse(page_of(items_of(response_id, kept.get(response_id).messages[:-1]), query))
 
-    _post(app, "/v1/responses", create_response, ResponsesRequest)
+    add_post(app, "/v1/responses", create_response, ResponsesRequest)
     one = "/v1/responses/{response_id}"
-    _get(app, one, get_response, "A response that is still kept.")
-    _get(app, f"{one}/input_items", input_items, input_items.__doc__ or "")
+    add_get(app, one, get_response, "A response that is still kept.")
+    add_get(app, f"{one}/input_items", input_items, input_items.__doc__ or "")
     app.add_api_route(one, delete_response, methods=["DELETE"], description="Forget one.", response_model=None)
 
 
 def _add_own(app: FastAPI, own: Own) -> None:
-    _get(app, "/v1/pagedrun/engine", own.engine, own.engine.__doc__ or "")
-    _post(app, "/v1/pagedrun/generate", own.generate, GenerateRequest)
-    _post(app, "/v1/pagedrun/cancel", own.cancel, CancelRequest)
-    _post(app, "/v1/pagedrun/sessions/use", own.use_session, UseRequest)
-    _post(app, "/v1/pagedrun/sessions/save", own.save_session, SaveRequest)
-
-
-def _add_tools(app: FastAPI, models: Models) -> None:
-    def endpoint(work: Callable[[Models, dict[str, Any]], Awaitable[Response]]) -> Endpoint:
-        async def run(request: Request) -> Response:
-            data = await read_json(request, models.settings.max_body, models.prepare)
-            return await work(models, data)
-
-        run.__doc__ = work.__doc__
-        run.__name__ = work.__name__
-        return run
-
-    _post(app, "/tokenize", endpoint(tools.tokenize), tools.TokenizeRequest)
-    _post(app, "/detokenize", endpoint(tools.detokenize), tools.DetokenizeRequest)
-    _post(app, "/apply-template", endpoint(tools.apply_template), ChatRequest)
-
-
-def _add_views(app: FastAPI, models: Models) -> None:
-    views: dict[str, Callable[[Models], dict[str, Any]]] = {
-        "/health": tools.health,
-        "/ready": tools.ready,
-    }
-    of_a_model: dict[str, Callable[[Loaded], dict[str, Any]]] = {
-        "/v1/pagedrun/properties": tools.properties,
-        "/v1/pagedrun/plan": tools.plan,
-        "/v1/pagedrun/stats": tools.statistics,
-    }
-    for path, view in views.items():
-        _get(app, path, _view(models, view), view.__doc__ or "")
-    for path, look in of_a_model.items():
-        _get(app, path, _look(models, look), look.__doc__ or "")
-
-    async def all_models() -> Response:
-        return JSONResponse(await listing.listed(models))
-
-    async def memory(model: str | None = None) -> Response:
-        return JSONResponse(await tools.memory(models.peek(model)))
-
-    async def one_model(model_id: str) -> Response:
-        return JSONResponse(await listing.one(models, model_id))
-
-    async def move(request: Request, work: Callable[[Models, str | None], Awaitable[dict[str, Any]]]) -> Response:
-        data = await read_json(request, models.settings.max_body, models.prepare)
-        asked = validated(listing.ModelRequest, data)
-        return JSONResponse(await unless_gone(request.receive, work(models, asked.model)))
-
-    async def load_model(request: Request) -> Response:
-        """Load a model before somebody asks for it."""
-        return await move(request, listing.load)
-
-    async def unload_model(request: Request) -> Response:
-        """Save a model's conversations and give its memory back."""
-        return await move(request, listing.unload)
-
-    async def metrics() -> Response:
-        return Response(models.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    _get(app, "/v1/models", all_models, "All names that requests may use.")
-    _post(app, "/v1/pagedrun/models/load", load_model, listing.ModelRequest)
-    _post(app, "/v1/pagedrun/models/unload", unload_model, listing.ModelRequest)
-    _get(app, "/v1/models/{model_id:path}", one_model, "One of the models.")
-    _get(app, "/v1/pagedrun/memory", memory, tools.memory.__doc__ or "")
-    _get(app, "/metrics", metrics, "Figures for Prometheus.")
-
-
-def _view(models: Models, view: Callable[[Models], dict[str, Any]]) -> Callable[[], Awaitable[Response]]:
-    async def run() -> Response:
-        return JSONResponse(view(models))
-
-    run.__name__ = view.__name__
-    return run
-
-
-def _look(models: Models, look: Callable[[Loaded], dict[str, Any]]) -> Callable[..., Awaitable[Response]]:
-    async def run(model: str | None = None) -> Response:
-        return JSONResponse(look(models.peek(model)))
-
-    run.__name__ = look.__name__
-    return run
+    add_get(app, "/v1/pagedrun/engine", own.engine, own.engine.__doc__ or "")
+    add_post(app, "/v1/pagedrun/generate", own.generate, GenerateRequest)
+    add_post(app, "/v1/pagedrun/cancel", own.cancel, CancelRequest)
+    add_post(app, "/v1/pagedrun/sessions/use", own.use_session, UseRequest)
+    add_post(app, "/v1/pagedrun/sessions/save", own.save_session, SaveRequest)
 
 
 def _add_docs(app: FastAPI) -> None:
@@ -262,21 +178,6 @@ def _add_docs(app: FastAPI) -> None:
 
     app.add_api_route("/openapi.json", openapi, include_in_schema=False)
     app.add_api_route("/docs", docs, include_in_schema=False)
-
-
-def _post(app: FastAPI, path: str, endpoint: Endpoint, model: type[Any]) -> None:
-    app.add_api_route(
-        path,
-        endpoint,
-        methods=["POST"],
-        description=endpoint.__doc__ or "",
-        response_model=None,
-        openapi_extra=request_body(model),
-    )
-
-
-def _get(app: FastAPI, path: str, endpoint: Callable[..., Response | Awaitable[Response]], description: str) -> None:
-    app.add_api_route(path, endpoint, methods=["GET"], description=description, response_model=None)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

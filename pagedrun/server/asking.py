@@ -14,6 +14,7 @@ from pagedrun.server.answers import Task
 from pagedrun.server.errors import invalid, unsupported
 from pagedrun.server.serving import Serving
 from pagedrun.server.thinking import NAMES, Names, check_can_think, knows_effort
+from pagedrun.server.tokens import tokens_of
 
 #: Tokens of thinking by effort, for models whose template has no such word of its own.
 BUDGETS: dict[str, int | None] = {"minimal": 512, "low": 1024, "medium": 8192, "high": None, "xhigh": None}
@@ -47,11 +48,9 @@ class Ask:
 def chat_task(serving: Serving, ask: Ask) -> Task:
     """The requests, and parsers for their replies. Raises ApiError, RequestError."""
     rendered = render(serving, ask)
-    vocab = serving.service.vocab
-    # add_special: where the vocabulary wants a BOS the template's own was taken out of the prompt.
-    prompt = tuple(vocab.tokenize(rendered.prompt, add_special=True, parse_special=True))
     request = GenerationRequest(
-        prompt=prompt,
+        # Where the vocabulary wants a BOS the template's own was taken out of the prompt.
+        prompt=tokens_of(serving, rendered.prompt),
         sampling=ask.sampling,
         max_tokens=ask.max_tokens,
         stop=(*rendered.stop, *ask.stop),

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from pagedrun.chat import ChatOptions, ReplyDelta
-from pagedrun.request import FinishReason, TokenLogprob
+from pagedrun.request import TokenLogprob
 from pagedrun.server.answers import Answers, Choice, Piece, Task
 from pagedrun.server.asking import Ask, chat_task
 from pagedrun.server.chat_fields import Allowed, ChatRequest, NamedTool, Tool, message_of, template_kwargs
+from pagedrun.server.chunks import ChunkPresenter
 from pagedrun.server.errors import invalid
-from pagedrun.server.replies import DONE, Presenter, sse, timings_of, token_logprob, usage_of
-from pagedrun.server.serving import FINGERPRINT, Serving
+from pagedrun.server.replies import timings_of, token_logprob
+from pagedrun.server.serving import Serving
 from pagedrun.server.thinking import NAMES
 
 
@@ -79,37 +80,31 @@ def task_of(serving: Serving, asked: ChatRequest) -> Task:
 
 def finish_reason(choice: Choice) -> str:
     """OpenAI's word for why an answer ended."""
-    assert choice.finished is not None
-    if choice.finished.reason in (FinishReason.LENGTH, FinishReason.CONTEXT):
+    if choice.cut_off:
         return "length"
     return "tool_calls" if choice.calls else "stop"
 
 
-class ChatPresenter(Presenter):
+class ChatPresenter(ChunkPresenter):
     """Objects and chunks of a chat completion."""
 
-    prefix = "chatcmpl"
+    prefix = "chatcmpl-"
+    kind = "chat.completion"
+    chunk = "chat.completion.chunk"
 
     def started(self, answers: Answers) -> Iterator[bytes]:
         """The role, for each choice."""
         for index in range(len(answers.choices)):
-            yield self._chunk(index, {"role": "assistant", "content": ""})
+            yield self._chunk(_part(index, {"role": "assistant", "content": ""}))
 
     def piece(self, answers: Answers, piece: Piece) -> Iterator[bytes]:
         """Text, calls, and the end of one choice."""
         delta = _delta(piece.delta)
         if delta or piece.logprobs:
-            yield self._chunk(piece.index, delta, logprobs=self._logprobs(piece.logprobs))
+            yield self._chunk(_part(piece.index, delta, logprobs=self._logprobs(piece.logprobs)))
         if piece.finished is not None:
-            choice = answers.choices[piece.index]
-            more = {"timings": timings_of(piece.finished)}
-            yield self._chunk(piece.index, {}, reason=finish_reason(choice), more=more)
-
-    def ended(self, answers: Answers) -> Iterator[bytes]:
-        """Token counts, if asked for, and the end mark."""
-        if self.wants_usage:
-            yield sse({**self._head("chat.completion.chunk"), "choices": [], "usage": usage_of(answers)})
-        yield DONE
+            last = _part(piece.index, {}, reason=finish_reason(answers.choices[piece.index]))
+            yield self._chunk(last, timings=timings_of(piece.finished))
 
     def whole(self, answers: Answers) -> dict[str, Any]:
         """All choices at once."""
@@ -122,35 +117,17 @@ class ChatPresenter(Presenter):
             }
             for index, choice in enumerate(answers.choices)
         ]
-        return self._with_timings({**self._head("chat.completion"), "choices": choices}, answers)
-
-    def _chunk(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        *,
-        logprobs: dict[str, Any] | None = None,
-        reason: str | None = None,
-        more: dict[str, Any] | None = None,
-    ) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        usage = {"usage": None} if self.wants_usage else {}
-        return sse({**self._head("chat.completion.chunk"), "choices": [choice], **usage, **(more or {})})
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.serving.name,
-            "system_fingerprint": FINGERPRINT,
-        }
+        return self._object(choices, answers)
 
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if not self.wants_logprobs or not tokens:
             return None
         vocab = self.serving.service.vocab
         return {"content": [token_logprob(vocab, token) for token in tokens], "refusal": None}
+
+
+def _part(index: int, delta: Any, *, logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
 
 def _delta(delta: ReplyDelta) -> dict[str, Any]:

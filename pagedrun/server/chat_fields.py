@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from pagedrun.chat import Message, ToolCall
-from pagedrun.server.errors import ApiError, invalid, unsupported
-from pagedrun.server.fields import TAG, Shared, Strict, choice_tag
+from pagedrun.server.errors import invalid, missing, unsupported
+from pagedrun.server.fields import TAG, Shared, Strict, choice_tag, list_tag
+from pagedrun.server.functions import arguments_of, function_tool
 
 #: Fields of OpenAI's that change the answer and that nobody here can honour.
 REFUSED = {
@@ -56,15 +57,11 @@ def _part_tag(value: Any) -> str:
     return f"{TAG}other" if isinstance(kind, str) and kind in _PARTS else f"{TAG}part"
 
 
-def _content_tag(value: Any) -> str:
-    return f"{TAG}parts" if isinstance(value, list) else f"{TAG}text"
-
-
 Part = Annotated[
     Annotated[TextPart, Tag(f"{TAG}part")] | Annotated[OtherPart, Tag(f"{TAG}other")], Discriminator(_part_tag)
 ]
 Content = Annotated[
-    Annotated[str, Tag(f"{TAG}text")] | Annotated[list[Part], Tag(f"{TAG}parts")], Discriminator(_content_tag)
+    Annotated[str, Tag(f"{TAG}one")] | Annotated[list[Part], Tag(f"{TAG}list")], Discriminator(list_tag)
 ]
 
 
@@ -117,10 +114,7 @@ class Tool(Strict):
 
     def as_template(self) -> dict[str, Any]:
         """What templates read."""
-        parameters = self.function.parameters or {"type": "object", "properties": {}}
-        description = self.function.description or ""
-        function = {"name": self.function.name, "description": description, "parameters": parameters}
-        return {"type": "function", "function": function}
+        return function_tool(self.function.name, self.function.description, self.function.parameters)
 
 
 class Named(Strict):
@@ -180,12 +174,7 @@ class ResponseFormat(Strict):
         if self.type == "json_object":
             return '{"type": "object"}'
         if self.json_schema is None or self.json_schema.schema_ is None:
-            raise ApiError(
-                400,
-                "missing 'response_format.json_schema.schema'",
-                param="response_format.json_schema.schema",
-                code="missing_required_parameter",
-            )
+            raise missing("response_format.json_schema.schema")
         return json.dumps(self.json_schema.schema_)
 
 
@@ -226,9 +215,9 @@ def message_of(field: MessageField, where: str) -> Message:
     """A message as the templates take it; `where` names it in errors. Raises ApiError."""
     content = _text(field.content, f"{where}.content")
     if content is None and not (field.role == "assistant" and (field.tool_calls or field.refusal)):
-        raise invalid(f"missing '{where}.content'", f"{where}.content", "missing_required_parameter")
+        raise missing(f"{where}.content")
     if field.role == "tool" and not field.tool_call_id:
-        raise invalid(f"missing '{where}.tool_call_id'", f"{where}.tool_call_id", "missing_required_parameter")
+        raise missing(f"{where}.tool_call_id")
     if field.tool_calls and field.role != "assistant":
         raise invalid("only an assistant's message has tool calls", f"{where}.tool_calls")
     return Message(
@@ -236,7 +225,9 @@ def message_of(field: MessageField, where: str) -> Message:
         content=content or field.refusal or "",
         reasoning=(field.reasoning_content or field.reasoning or "") if field.role == "assistant" else "",
         tool_calls=tuple(
-            ToolCall(c.id, c.function.name, _arguments(c.function.arguments, f"{where}.tool_calls[{i}]"))
+            ToolCall(
+                c.id, c.function.name, arguments_of(c.function.arguments, f"{where}.tool_calls[{i}].function.arguments")
+            )
             for i, c in enumerate(field.tool_calls or ())
         ),
         tool_call_id=field.tool_call_id or "" if field.role == "tool" else "",
@@ -257,14 +248,3 @@ def _text(content: str | list[TextPart | OtherPart] | None, where: str) -> str |
             raise invalid(f"missing '{where}[{i}].{part.type}'", f"{where}[{i}]", "missing_required_parameter")
         texts.append(text)
     return "\n".join(texts)
-
-
-def _arguments(text: str, where: str) -> str:
-    """Arguments that templates can read: they take them for an object."""
-    try:
-        value = json.loads(text) if text.strip() else {}
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise invalid(f"'{where}.function.arguments' is no JSON object", f"{where}.function.arguments")
-    return text if text.strip() else "{}"

@@ -7,14 +7,16 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from pagedrun.request import FinishReason, GenerationRequest, TokenLogprob
+from pagedrun.request import GenerationRequest, TokenLogprob
 from pagedrun.server.answers import Answers, Choice, Piece, Task
 from pagedrun.server.asking import copies, raw_grammar, recommended
 from pagedrun.server.chat_fields import ResponseFormat
+from pagedrun.server.chunks import ChunkPresenter
 from pagedrun.server.errors import invalid
 from pagedrun.server.fields import TAG, Shared, prompt_tag
-from pagedrun.server.replies import DONE, Presenter, sse, timings_of, usage_of
-from pagedrun.server.serving import FINGERPRINT, Loaded, Serving
+from pagedrun.server.replies import timings_of
+from pagedrun.server.serving import Serving
+from pagedrun.server.tokens import check_tokens, text_of, tokens_of
 
 REFUSED = {"suffix": "is not supported: nothing can be filled in between"}
 
@@ -76,32 +78,20 @@ def _prompts(prompt: str | list[Any]) -> Sequence[str | list[int]]:
 
 def _tokens(serving: Serving, prompt: str | list[int]) -> tuple[int, ...]:
     if isinstance(prompt, str):
-        return tuple(serving.service.vocab.tokenize(prompt, add_special=True, parse_special=True))
+        return tokens_of(serving, prompt)
     check_tokens(serving, prompt, "prompt")
     return tuple(prompt)
-
-
-def check_tokens(serving: Loaded, tokens: Sequence[int], param: str) -> None:
-    """Raise ApiError for ids that the model does not have."""
-    n_vocab = serving.service.vocab.n_tokens
-    if min(tokens, default=0) < 0 or max(tokens, default=0) >= n_vocab:
-        raise invalid(f"'{param}' has token ids outside 0 to {n_vocab - 1}", param)
 
 
 def _text(serving: Serving, prompt: str | list[int]) -> str:
     return prompt if isinstance(prompt, str) else text_of(serving, prompt)
 
 
-def text_of(serving: Loaded, tokens: Sequence[int]) -> str:
-    """The text of tokens, special ones too."""
-    vocab = serving.service.vocab
-    return b"".join(vocab.piece(token, special=True) for token in tokens).decode("utf-8", "replace")
-
-
-class CompletionPresenter(Presenter):
+class CompletionPresenter(ChunkPresenter):
     """Objects and chunks of a completion."""
 
-    prefix = "cmpl"
+    prefix = "cmpl-"
+    kind = chunk = "text_completion"
 
     def __init__(self, serving: Serving, *, wants_usage: bool = False, wants_logprobs: bool = False) -> None:
         super().__init__(serving, wants_usage=wants_usage, wants_logprobs=wants_logprobs)
@@ -112,23 +102,17 @@ class CompletionPresenter(Presenter):
         for index, prompt in enumerate(answers.task.prompts):
             self._offsets[index] = len(prompt)
             if prompt:
-                yield self._chunk(index, prompt, None)
+                yield self._chunk(_part(index, prompt))
 
     def piece(self, answers: Answers, piece: Piece) -> Iterator[bytes]:
         """Text, and the end of one choice."""
         text = piece.delta.content
         logprobs = self._logprobs(piece.index, piece.logprobs)
         if text or logprobs:
-            yield self._chunk(piece.index, text, logprobs)
+            yield self._chunk(_part(piece.index, text, logprobs=logprobs))
         if piece.finished is not None:
-            reason = _reason(answers.choices[piece.index])
-            yield self._chunk(piece.index, "", None, reason=reason, more={"timings": timings_of(piece.finished)})
-
-    def ended(self, answers: Answers) -> Iterator[bytes]:
-        """Token counts, if asked for, and the end mark."""
-        if self.wants_usage:
-            yield sse({**self._head(), "choices": [], "usage": usage_of(answers)})
-        yield DONE
+            last = _part(piece.index, "", reason=_reason(answers.choices[piece.index]))
+            yield self._chunk(last, timings=timings_of(piece.finished))
 
     def whole(self, answers: Answers) -> dict[str, Any]:
         """All choices at once."""
@@ -137,37 +121,8 @@ class CompletionPresenter(Presenter):
             prompt = answers.task.prompts[index]
             self._offsets[index] = len(prompt)
             logprobs = self._logprobs(index, choice.logprobs)
-            choices.append(
-                {
-                    "index": index,
-                    "text": prompt + choice.content,
-                    "logprobs": logprobs,
-                    "finish_reason": _reason(choice),
-                }
-            )
-        return self._with_timings({**self._head(), "choices": choices}, answers)
-
-    def _chunk(
-        self,
-        index: int,
-        text: str,
-        logprobs: dict[str, Any] | None,
-        *,
-        reason: str | None = None,
-        more: dict[str, Any] | None = None,
-    ) -> bytes:
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        usage = {"usage": None} if self.wants_usage else {}
-        return sse({**self._head(), "choices": [choice], **usage, **(more or {})})
-
-    def _head(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.serving.name,
-            "system_fingerprint": FINGERPRINT,
-        }
+            choices.append(_part(index, prompt + choice.content, logprobs=logprobs, reason=_reason(choice)))
+        return self._object(choices, answers)
 
     def _logprobs(self, index: int, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         """OpenAI's lists, one entry for each token; offsets in characters, from the beginning of the text."""
@@ -184,7 +139,9 @@ class CompletionPresenter(Presenter):
         return found
 
 
+def _part(index: int, text: str, *, logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
 def _reason(choice: Choice) -> str:
-    assert choice.finished is not None
-    cut = choice.finished.reason in (FinishReason.LENGTH, FinishReason.CONTEXT)
-    return "length" if cut else "stop"
+    return "length" if choice.cut_off else "stop"

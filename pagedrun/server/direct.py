@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -22,14 +22,15 @@ from pagedrun.server.errors import ApiError, invalid, of_ours, unsupported
 from pagedrun.server.fields import Strict
 from pagedrun.server.http import unless_gone
 from pagedrun.server.models import Models
-from pagedrun.server.serving import Serving, generating
+from pagedrun.server.serving import Serving, of_kind
 
 #: llama.cpp's kinds of grammar triggers that are texts or tokens. Others are patterns, and who may write these can have
 #: them take any time and stack.
 _PLAIN = (0, 1)
 _MOST = 1024  # strings in a list
 _INT32 = 2**31
-_SAVING_S = 1.0
+#: In which a client of the server's own user goes on: begins a session, is answered, saves it.
+SOON_S = 1.0
 
 
 class GenerateRequest(BaseModel):
@@ -97,19 +98,20 @@ class Direct(Answers):
 
 
 class Generating(Response):
-    """The response. under: answers by the ids that clients gave them."""
+    """The response. under: answers by the ids that clients gave them. saves: whether the client may have a session."""
 
-    def __init__(self, models: Models, asked: GenerateRequest, under: dict[str, Direct]) -> None:
+    def __init__(self, models: Models, asked: GenerateRequest, under: dict[str, Direct], *, saves: bool) -> None:
         super().__init__()
         self._models, self._asked, self._under = models, asked, under
+        self._saves = saves
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; errors too."""
         with suppress(Gone):
             await unless_gone(receive, self._answer(scope, receive, send))
-        if self._models.keep_s is not None and self._models.keep_s < _SAVING_S:
-            await asyncio.sleep(_SAVING_S)  # who has a session saves it now: the model is in use until then
+        if self._saves:
+            self._models.expect_more(SOON_S)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -130,13 +132,8 @@ class Generating(Response):
 
     async def _loaded(self, send: Send) -> Serving:
         """The model; empty lines while it is being loaded."""
-        loading = asyncio.ensure_future(self._models.serving(self._asked.model))
-        try:
-            while not (await asyncio.wait([loading], timeout=self._models.settings.keep_alive_s))[0]:
-                await self._send(send, b"\n")
-        finally:
-            loading.cancel()
-        return generating(loading.result())
+        sign = partial(self._send, send, b"\n")
+        return of_kind(await self._models.serving_meanwhile(self._asked.model, sign), Serving)
 
     async def _send(self, send: Send, data: bytes, *, last: bool = False) -> None:
         if not self._started:

@@ -9,17 +9,19 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Discriminator, Field, Tag
 
 from pagedrun.embedding import EmbeddingService, Vectors, normalized
-from pagedrun.server.completions import Ids, check_tokens
+from pagedrun.server.completions import Ids
 from pagedrun.server.errors import ApiError, invalid, not_ready, unsupported
 from pagedrun.server.fields import TAG, Strict, prompt_tag
 from pagedrun.server.models import Models
-from pagedrun.server.serving import Loaded
+from pagedrun.server.serving import Loaded, of_kind
+from pagedrun.server.tokens import check_tokens
 from pagedrun.units import count
 
 MOST_INPUTS = 2048  # OpenAI's
@@ -50,6 +52,8 @@ class EmbeddingRequest(Strict):
 class EmbeddingServing(Loaded):
     """A model for embeddings."""
 
+    otherwise = "is for embeddings: it does not generate text. Ask it at /v1/embeddings."
+
     service: EmbeddingService
 
     @property
@@ -78,24 +82,11 @@ class _Reading:
 
 async def answer(models: Models, asked: EmbeddingRequest) -> bytes:
     """The response's JSON. Raises ApiError, RequestError, EngineError."""
-    serving = embedding(await models.serving(asked.model))
-    loop = asyncio.get_running_loop()
+    serving = of_kind(await models.serving(asked.model), EmbeddingServing)
     serving.gate.check()
-    inputs = await loop.run_in_executor(serving.prepare, _inputs, serving, asked)
+    inputs = await serving.aside(partial(_inputs, serving, asked))
     vectors = await _read(serving, inputs)
-    return await loop.run_in_executor(serving.prepare, _body, serving, asked, inputs, vectors)
-
-
-def embedding(served: Loaded) -> EmbeddingServing:
-    """The model, for who wants vectors of it. Raises ApiError for one that makes none."""
-    if isinstance(served, EmbeddingServing):
-        return served
-    raise ApiError(
-        400,
-        f"the model '{served.name}' generates text: it makes no embeddings. Name one for embeddings in 'model'.",
-        param="model",
-        code="model_not_supported",
-    )
+    return await serving.aside(partial(_body, serving, asked, inputs, vectors))
 
 
 def _inputs(serving: EmbeddingServing, asked: EmbeddingRequest) -> Inputs:

@@ -71,6 +71,11 @@ def unsupported(param: str, why: str = "is not supported") -> ApiError:
     return ApiError(400, f"'{param}' {why}", param=param, code="unsupported_parameter")
 
 
+def missing(param: str) -> ApiError:
+    """A field that has to be there."""
+    return invalid(f"missing '{param}'", param, "missing_required_parameter")
+
+
 def not_ready(message: str) -> ApiError:
     """Loading or stopping; it may be asked again."""
     return ApiError(503, message, code="unavailable", headers={"Retry-After": "5"})

@@ -35,6 +35,11 @@ M = TypeVar("M", bound=BaseModel)
 TAG = "~"
 
 
+def list_tag(value: Any) -> str:
+    """Whether there are several, or one: a text, mostly."""
+    return f"{TAG}list" if isinstance(value, list) else f"{TAG}one"
+
+
 def choice_tag(value: Any) -> str:
     """Which form a tool_choice has: a word, the name of a tool, or a list of those that are allowed."""
     if not isinstance(value, dict):
@@ -48,13 +53,9 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
 
-def _stop_tag(value: Any) -> str:
-    return f"{TAG}list" if isinstance(value, list) else f"{TAG}one"
-
-
 Stop = Annotated[
     Annotated[str, Tag(f"{TAG}one")] | Annotated[list[str], Field(max_length=64), Tag(f"{TAG}list")],
-    Discriminator(_stop_tag),
+    Discriminator(list_tag),
 ]
 
 

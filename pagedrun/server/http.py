@@ -8,24 +8,27 @@ A client that leaves ends it at any of these, and what the engine computes for i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from pagedrun.errors import PagedrunError
 from pagedrun.server.answers import Answers, Piece, Task
-from pagedrun.server.body import Gone
+from pagedrun.server.body import Gone, read_json
 from pagedrun.server.errors import ApiError, of_ours
+from pagedrun.server.fields import validated
 from pagedrun.server.guard import body_for, event_for
 from pagedrun.server.models import Models
 from pagedrun.server.replies import Presenter
-from pagedrun.server.serving import Serving, generating
+from pagedrun.server.serving import Serving, of_kind
 
 T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 
 _KEEP_ALIVE = b": keep-alive\n\n"
 _HEADERS = [
@@ -37,6 +40,16 @@ _HEADERS = [
 
 #: What makes a request's task, on the preparing thread, and what presents its answers.
 Begun = tuple[Callable[[], Task], Presenter]
+
+
+async def asked_of(models: Models, request: Request, kind: type[M], refused: Mapping[str, str] | None = None) -> M:
+    """What a request asks for; refused: see `validated`. Raises ApiError, and Gone when the client left."""
+    return validated(kind, await body_of(models, request), refused)
+
+
+async def body_of(models: Models, request: Request) -> dict[str, Any]:
+    """What was sent. Raises ApiError, and Gone when the client left."""
+    return await read_json(request, models.settings.max_body, models.prepare)
 
 
 class Answering(Response):
@@ -61,7 +74,7 @@ class Answering(Response):
             serving = await self._loaded(send)
             serving.gate.check()
             prepare, presenter = self._begin(serving)
-            task = await asyncio.get_running_loop().run_in_executor(serving.prepare, prepare)
+            task = await serving.aside(prepare)
             async with Answers(serving, task) as answers:
                 if not self._stream:
                     while not answers.ended:
@@ -85,15 +98,13 @@ class Answering(Response):
 
     async def _loaded(self, send: Send) -> Serving:
         """The model. A stream says that it lives while it waits for it."""
-        loading = asyncio.ensure_future(self._models.serving(self._name))
-        try:
-            while not (await asyncio.wait([loading], timeout=self._keep_alive_s))[0]:
-                if self._stream:
-                    await self._start(send)
-                    await send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
-        finally:
-            loading.cancel()
-        return generating(loading.result())
+
+        async def sign() -> None:
+            if self._stream:
+                await self._start(send)
+                await send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
+
+        return of_kind(await self._models.serving_meanwhile(self._name, sign), Serving)
 
     async def _start(self, send: Send) -> None:
         if not self._started:

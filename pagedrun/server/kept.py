@@ -14,12 +14,11 @@ from starlette.responses import JSONResponse, Response
 
 from pagedrun.durable.named import stored
 from pagedrun.errors import PagedrunError, SessionError
-from pagedrun.server.completions import check_tokens
 from pagedrun.server.direct import refusal
 from pagedrun.server.errors import ApiError
 from pagedrun.server.fields import Strict
 from pagedrun.server.serving import Serving
-from pagedrun.server.tools import aside
+from pagedrun.server.tokens import check_tokens
 
 if TYPE_CHECKING:
     from pagedrun.durable import Keeper
@@ -43,7 +42,7 @@ async def use(serving: Serving, asked: UseRequest) -> Response:
     """Raises ApiError."""
     service, keeper = serving.service, _keeper(serving)
     try:
-        found = await aside(serving, lambda: stored(keeper.folder, asked.name, keeper.identity))
+        found = await serving.aside(lambda: stored(keeper.folder, asked.name, keeper.identity))
     except PagedrunError as e:
         return refusal(e)
     service.call(lambda: keeper.register(("named", asked.name), *found))

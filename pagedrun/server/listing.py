@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -65,13 +66,14 @@ def _model(models: Models, served: Served, name: str) -> dict[str, Any]:
     if serving is None:
         about = served.source.about if served.source is not None else {}
         return _entry(models, name, about, {**state, **_NOTHING, "waiting": served.n_waiting})
+    stays_s = models.mover.stays_s(served)
     info, limits = serving.service.model, serving.service.limits
     meta = {"n_ctx_train": info.n_ctx_train, "n_params": info.n_params, "n_vocab": info.n_vocab}
     state |= {
         "memory": asdict(serving.service.holds),
         "running": serving.gate.running,
         "waiting": serving.gate.waiting + served.n_waiting,
-        "unload_at": None if serving.busy or models.keep_s is None else served.used_at + models.keep_s,
+        "unload_at": None if serving.busy or math.isinf(stays_s) else served.used_at + stays_s,
     }
     return _entry(models, name, {**meta, "size": info.size_bytes}, state, limits.max_seq_len)
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Iterator
 from typing import Any
 
-from pagedrun.request import Finished, FinishReason
+from pagedrun.request import Finished
 from pagedrun.server.answers import Answers, Choice, Piece, Task
 from pagedrun.server.asking import chat_task, render
 from pagedrun.server.errors import ApiError
 from pagedrun.server.messages_fields import CountRequest, MessagesRequest, ask_of
 from pagedrun.server.replies import Presenter, sse, timings_of
 from pagedrun.server.serving import Serving
+from pagedrun.server.tokens import tokens_of
 
 _TYPES = {
     401: "authentication_error",
@@ -38,18 +38,16 @@ def task_of(serving: Serving, asked: MessagesRequest) -> Task:
 
 def count(serving: Serving, asked: CountRequest) -> dict[str, Any]:
     """How many tokens the prompt would have. Raises ApiError, RequestError."""
-    prompt = render(serving, ask_of(asked)).prompt
-    return {"input_tokens": len(serving.service.vocab.tokenize(prompt, add_special=True, parse_special=True))}
+    return {"input_tokens": len(tokens_of(serving, render(serving, ask_of(asked)).prompt))}
 
 
 class MessagesPresenter(Presenter):
     """The one answer as blocks: thinking, text, and each use of a tool. stops: the client's own stop strings."""
 
-    prefix = "msg"
+    prefix = "msg_"
 
     def __init__(self, serving: Serving, stops: tuple[str, ...]) -> None:
         super().__init__(serving)
-        self.id = f"msg_{secrets.token_hex(12)}"
         self._stops = stops
         self._index = -1
         self._open = ""  # what the open block is: thinking, text, or the number of a call
@@ -138,7 +136,7 @@ class MessagesPresenter(Presenter):
 
     def _reason(self, choice: Choice) -> tuple[str, str | None]:
         assert choice.finished is not None
-        if choice.finished.reason in (FinishReason.LENGTH, FinishReason.CONTEXT):
+        if choice.cut_off:
             return "max_tokens", None
         if choice.calls:
             return "tool_use", None

@@ -9,8 +9,9 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from pagedrun.chat import ChatOptions, Message, ToolCall
 from pagedrun.server.asking import Ask
-from pagedrun.server.errors import invalid, unsupported
-from pagedrun.server.fields import TAG, SamplingFields, Strict
+from pagedrun.server.errors import invalid, missing, unsupported
+from pagedrun.server.fields import TAG, SamplingFields, Strict, list_tag
+from pagedrun.server.functions import function_tool
 from pagedrun.server.thinking import Names
 
 REFUSED = {
@@ -38,12 +39,8 @@ class Block(Strict):
     is_error: bool | None = None
 
 
-def _blocks_tag(value: Any) -> str:
-    return f"{TAG}blocks" if isinstance(value, list) else f"{TAG}text"
-
-
 Blocks = Annotated[
-    Annotated[str, Tag(f"{TAG}text")] | Annotated[list[Block], Tag(f"{TAG}blocks")], Discriminator(_blocks_tag)
+    Annotated[str, Tag(f"{TAG}one")] | Annotated[list[Block], Tag(f"{TAG}list")], Discriminator(list_tag)
 ]
 Block.model_rebuild()
 
@@ -167,7 +164,7 @@ def _check_budget(budget: int | None, whole: MessagesRequest | None) -> None:
     """Raise ApiError for thinking without a budget, or with one that leaves no room for an answer."""
     at = "thinking.budget_tokens"
     if budget is None:
-        raise invalid(f"missing '{at}'", at, "missing_required_parameter")
+        raise missing(at)
     if whole is not None and budget >= whole.max_tokens:
         raise invalid(f"'{at}' must be less than 'max_tokens'", at)
 
@@ -215,7 +212,7 @@ def _plain(content: str | list[Block] | None, where: str) -> str:
 
 def _given(text: str | None, where: str) -> str:
     if text is None:
-        raise invalid(f"missing '{where}'", where, "missing_required_parameter")
+        raise missing(where)
     return text
 
 
@@ -225,12 +222,6 @@ def _tools(asked: CountRequest) -> tuple[tuple[dict[str, Any], ...], str]:
         fields = [tool for tool in fields if tool.name == choice.name]
     if choice is not None and choice.type in ("any", "tool") and not fields:
         raise invalid("'tool_choice' asks for a tool that is not in 'tools'", "tool_choice")
-    tools = tuple(
-        {
-            "type": "function",
-            "function": {"name": t.name, "description": t.description or "", "parameters": t.input_schema},
-        }
-        for t in fields
-    )
+    tools = tuple(function_tool(tool.name, tool.description, tool.input_schema) for tool in fields)
     kind = choice.type if choice is not None and tools else "auto"
     return tools, {"any": "required", "tool": "required"}.get(kind, kind)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -61,7 +61,6 @@ class Models:
         self.installed = installed
         self.metrics = Metrics(self.readings)
         self.mover = Mover(self.all, self.metrics, keep_s=keep_s, say=say, clock=clock)
-        self.keep_s = keep_s
         self.prepare = ThreadPoolExecutor(1, thread_name_prefix="pagedrun-bodies")
         self.responses = Responses(settings.responses)
         self.stopping = False
@@ -96,6 +95,16 @@ class Models:
         else:
             held.append((served, serving))
         return serving
+
+    async def serving_meanwhile(self, name: str | None, sign: Callable[[], Awaitable[None]]) -> Loaded:
+        """The same; `sign` tells the client that the server lives, as long as it takes."""
+        loading = asyncio.ensure_future(self.serving(name))
+        try:
+            while not (await asyncio.wait([loading], timeout=self.settings.keep_alive_s))[0]:
+                await sign()
+        finally:
+            loading.cancel()
+        return loading.result()
 
     async def find(self, name: str | None) -> Served:
         """The model that a name means, loaded or not; None: the first. Raises ApiError."""
@@ -137,6 +146,11 @@ class Models:
             _held.reset(token)
             for served, serving in held:
                 self.mover.give_back(served, serving)
+
+    def expect_more(self, seconds: float) -> None:
+        """Another request may follow so soon after this one that its model should still be there."""
+        for served, _ in _held.get() or ():
+            self.mover.expect(served, seconds)
 
     @property
     def answering(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +42,7 @@ class Mover:
     ) -> None:
         self._models = models
         self._metrics = metrics
-        self._keep_s = keep_s
+        self.keep_s = keep_s
         self._say = say
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pagedrun-load")
@@ -108,9 +109,19 @@ class Mover:
     async def unload_unused(self) -> None:
         """Unload what nobody has used for so long."""
         for one in self.loaded:
-            if self._keep_s is not None and self._clock() - one.used >= self._keep_s:
+            if self._clock() >= self._due(one):
                 await self.unload(one, "idle")
         self._watch()
+
+    def expect(self, served: Served, seconds: float) -> None:
+        """A request may come so soon that it is no time to unload the model."""
+        served.expected = self._clock() + seconds
+
+    def stays_s(self, served: Served) -> float:
+        """How long it stays after its last request, if none comes."""
+        if self.keep_s is None or served.source is None:
+            return math.inf
+        return max(self.keep_s, served.expected - served.used)
 
     async def unload(self, served: Served, why: str) -> bool:
         """Save its conversations and give its memory back; not while it is in use. Whether it was done."""
@@ -226,16 +237,22 @@ class Mover:
 
     def _watch(self) -> None:
         """Look again when the next may be unused for long enough."""
-        unused = [one.used for one in self.loaded if one.serving is not None and not one.serving.busy]
-        if self._keep_s is None or self._timer is not None or not unused or self._stopping:
+        unused = [self._due(one) for one in self.loaded if one.serving is not None and not one.serving.busy]
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = min(unused, default=math.inf)
+        if due == math.inf or self._stopping:
             return
 
         def look() -> None:
             self._timer = None
             self._spawn(self.unload_unused())
 
-        due = max(min(unused) + self._keep_s - self._clock(), 0.0)
-        self._timer = asyncio.get_running_loop().call_later(due, look)
+        self._timer = asyncio.get_running_loop().call_later(max(due - self._clock(), 0.0), look)
+
+    def _due(self, served: Served) -> float:
+        return served.used + self.stays_s(served)
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

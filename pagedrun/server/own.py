@@ -10,23 +10,18 @@ POST /v1/pagedrun/sessions/save   save what was computed of these tokens, and a 
 from __future__ import annotations
 
 import hmac
-from typing import TypeVar
 
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from pagedrun.running import OWNER
 from pagedrun.server import direct, kept
-from pagedrun.server.body import read_json
-from pagedrun.server.direct import CancelRequest, Direct, GenerateRequest, Generating
+from pagedrun.server.direct import SOON_S, CancelRequest, Direct, GenerateRequest, Generating
 from pagedrun.server.errors import ApiError
-from pagedrun.server.fields import validated
+from pagedrun.server.http import asked_of
 from pagedrun.server.kept import SaveRequest, UseRequest
 from pagedrun.server.models import Models
-from pagedrun.server.serving import Serving, generating
-
-M = TypeVar("M", bound=BaseModel)
+from pagedrun.server.serving import Serving, of_kind
 
 
 class Own:
@@ -36,37 +31,40 @@ class Own:
         self._models = models
         self._under: dict[str, Direct] = {}
 
-    async def engine(self, model: str | None = None) -> Response:
+    async def engine(self, request: Request, model: str | None = None) -> Response:
         """A model and how it is loaded, for clients that have its file as well."""
-        return JSONResponse(direct.engine(await self._text(model)))
+        serving = await self._text(model)
+        if self._is_owner(request):
+            self._models.expect_more(SOON_S)
+        return JSONResponse(direct.engine(serving))
 
     async def generate(self, request: Request) -> Response:
         """An answer to tokens, as lines of JSON: for `pagedrun chat` and `pagedrun complete` of the same version."""
-        asked = await self._read(request, GenerateRequest)
-        asked.check(owner=self._is_owner(request))
-        return Generating(self._models, asked, self._under)
+        asked = await asked_of(self._models, request, GenerateRequest)
+        owner = self._is_owner(request)
+        asked.check(owner=owner)
+        return Generating(self._models, asked, self._under, saves=owner)
 
     async def cancel(self, request: Request) -> Response:
         """End an answer of /v1/pagedrun/generate."""
-        return JSONResponse(direct.cancel(await self._read(request, CancelRequest), self._under))
+        return JSONResponse(direct.cancel(await asked_of(self._models, request, CancelRequest), self._under))
 
     async def use_session(self, request: Request) -> Response:
         """Go on from a session of the server's own user."""
         self._refuse_others(request)
-        asked = await self._read(request, UseRequest)
-        return await kept.use(await self._text(asked.model), asked)
+        asked = await asked_of(self._models, request, UseRequest)
+        serving = await self._text(asked.model)
+        self._models.expect_more(SOON_S)
+        return await kept.use(serving, asked)
 
     async def save_session(self, request: Request) -> Response:
         """Save a session of the server's own user."""
         self._refuse_others(request)
-        asked = await self._read(request, SaveRequest)
+        asked = await asked_of(self._models, request, SaveRequest)
         return await kept.save(await self._text(asked.model), asked)
 
     async def _text(self, name: str | None) -> Serving:
-        return generating(await self._models.serving(name))
-
-    async def _read(self, request: Request, kind: type[M]) -> M:
-        return validated(kind, await read_json(request, self._models.settings.max_body, self._models.prepare))
+        return of_kind(await self._models.serving(name), Serving)
 
     def _is_owner(self, request: Request) -> bool:
         """Whether the user asks whose server this is: nobody else can read its record."""

@@ -7,7 +7,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from pagedrun.request import Finished, TokenLogprob
 from pagedrun.server.answers import Answers, Piece
@@ -15,8 +15,6 @@ from pagedrun.server.errors import ApiError
 from pagedrun.server.serving import Serving
 from pagedrun.step import Vocab
 from pagedrun.units import rate
-
-DONE = b"data: [DONE]\n\n"
 
 
 def sse(data: Any, event: str | None = None) -> bytes:
@@ -28,18 +26,16 @@ def sse(data: Any, event: str | None = None) -> bytes:
 
 def new_id(prefix: str) -> str:
     """An id that no other has."""
-    return f"{prefix}-{secrets.token_hex(12)}"
+    return f"{prefix}{secrets.token_hex(16)}"
 
 
 class Presenter(ABC):
-    """Makes one request's response out of its answers: in pieces, as events, or as a whole."""
+    """Makes one request's response out of its answers: in pieces, as events, or as a whole. prefix: of its id."""
 
-    prefix = ""
+    prefix: ClassVar[str]
 
-    def __init__(self, serving: Serving, *, wants_usage: bool = False, wants_logprobs: bool = False) -> None:
+    def __init__(self, serving: Serving) -> None:
         self.serving = serving
-        self.wants_usage = wants_usage
-        self.wants_logprobs = wants_logprobs
         self.id = new_id(self.prefix)
         self.created = int(time.time())
 
@@ -66,16 +62,6 @@ class Presenter(ABC):
     def error_body(self, error: ApiError) -> dict[str, Any]:
         """The response for an error before the first event."""
         return error.body
-
-    def _with_timings(self, response: dict[str, Any], answers: Answers) -> dict[str, Any]:
-        """The response with token counts and timings: its own, or those of each choice where there are several."""
-        timings = [timings_of(choice.finished) for choice in answers.choices if choice.finished is not None]
-        response["usage"] = usage_of(answers)
-        if len(timings) == 1:
-            return {**response, "timings": timings[0]}
-        for choice, mine in zip(response["choices"], timings, strict=True):
-            choice["timings"] = mine
-        return response
 
 
 def usage_of(answers: Answers) -> dict[str, Any]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from typing import Any
 
 from pagedrun.chat import Message, ToolCall
-from pagedrun.request import FinishReason, TokenLogprob
+from pagedrun.request import TokenLogprob
 from pagedrun.server.answers import Answers, Choice, Piece, Task
 from pagedrun.server.asking import chat_task
 from pagedrun.server.errors import ApiError
-from pagedrun.server.replies import Presenter, sse, timings_of, token_logprob, usage_of
+from pagedrun.server.replies import Presenter, new_id, sse, timings_of, token_logprob, usage_of
 from pagedrun.server.responses_fields import ResponsesRequest, ask_of, input_messages, wants_logprobs
 from pagedrun.server.responses_store import Responses
 from pagedrun.server.serving import Serving
@@ -23,11 +22,11 @@ class ResponsesPresenter(Presenter):
     given: the body, of which responses repeat some fields.
     """
 
-    prefix = "resp"
+    prefix = "resp_"
 
     def __init__(self, serving: Serving, asked: ResponsesRequest, given: dict[str, Any], kept: Responses) -> None:
-        super().__init__(serving, wants_logprobs=wants_logprobs(asked))
-        self.id = f"resp_{secrets.token_hex(16)}"
+        super().__init__(serving)
+        self._wants_logprobs = wants_logprobs(asked)
         self._asked = asked
         self._given = given
         self._kept = kept
@@ -54,7 +53,7 @@ class ResponsesPresenter(Presenter):
         """More of an item, or the next one."""
         delta = piece.delta
         if delta.reasoning:
-            yield from self._into("reasoning", {"id": _id("rs"), "type": "reasoning", "summary": [], "content": []})
+            yield from self._into("reasoning", {"id": new_id("rs_"), "type": "reasoning", "summary": [], "content": []})
             self._items[-1]["content"][0]["text"] += delta.reasoning
             yield self._part_event("response.reasoning_text.delta", delta=delta.reasoning)
         if delta.content:
@@ -80,7 +79,7 @@ class ResponsesPresenter(Presenter):
         items: list[dict[str, Any]] = []
         if choice.reasoning:
             part = {"type": "reasoning_text", "text": choice.reasoning}
-            items.append({"id": _id("rs"), "type": "reasoning", "summary": [], "content": [part]})
+            items.append({"id": new_id("rs_"), "type": "reasoning", "summary": [], "content": [part]})
         if choice.content:
             item = _message_item("completed" if choice.calls else _status(choice))
             item["content"] = [{**_text_part(choice.content), "logprobs": self._take(choice.logprobs)}]
@@ -179,7 +178,7 @@ class ResponsesPresenter(Presenter):
         self._open = ""
 
     def _take(self, tokens: tuple[TokenLogprob, ...] | list[TokenLogprob]) -> list[dict[str, Any]]:
-        if not self.wants_logprobs:
+        if not self._wants_logprobs:
             return []
         found = [token_logprob(self.serving.service.vocab, token) for token in tokens]
         self._logprobs += found
@@ -196,19 +195,13 @@ class ResponsesPresenter(Presenter):
         return sse({"type": kind, "sequence_number": self._n_events - 1, **more}, kind)
 
 
-def _id(prefix: str) -> str:
-    return f"{prefix}_{secrets.token_hex(16)}"
-
-
 def _status(choice: Choice) -> str:
     """Of the response, and of its last item."""
-    assert choice.finished is not None
-    cut = choice.finished.reason in (FinishReason.LENGTH, FinishReason.CONTEXT)
-    return "incomplete" if cut else "completed"
+    return "incomplete" if choice.cut_off else "completed"
 
 
 def _message_item(status: str) -> dict[str, Any]:
-    return {"id": _id("msg"), "type": "message", "role": "assistant", "status": status, "content": []}
+    return {"id": new_id("msg_"), "type": "message", "role": "assistant", "status": status, "content": []}
 
 
 def _text_part(text: str) -> dict[str, Any]:
@@ -216,7 +209,7 @@ def _text_part(text: str) -> dict[str, Any]:
 
 
 def _call_item(call_id: str, name: str, arguments: str, status: str) -> dict[str, Any]:
-    item = {"id": _id("fc"), "type": "function_call", "call_id": call_id, "name": name}
+    item = {"id": new_id("fc_"), "type": "function_call", "call_id": call_id, "name": name}
     return {**item, "arguments": arguments, "status": status}
 
 

@@ -10,8 +10,9 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from pagedrun.chat import ChatOptions, Message, ToolCall
 from pagedrun.server.asking import Ask
-from pagedrun.server.errors import invalid, unsupported
-from pagedrun.server.fields import TAG, Priority, SamplingFields, StreamOptions, Strict, choice_tag
+from pagedrun.server.errors import invalid, missing, unsupported
+from pagedrun.server.fields import TAG, Priority, SamplingFields, StreamOptions, Strict, choice_tag, list_tag
+from pagedrun.server.functions import arguments_of, function_tool
 from pagedrun.server.thinking import NAMES
 
 REFUSED = {
@@ -34,13 +35,7 @@ class Part(Strict):
     refusal: str | None = None
 
 
-def _parts_tag(value: Any) -> str:
-    return f"{TAG}parts" if isinstance(value, list) else f"{TAG}text"
-
-
-Parts = Annotated[
-    Annotated[str, Tag(f"{TAG}text")] | Annotated[list[Part], Tag(f"{TAG}parts")], Discriminator(_parts_tag)
-]
+Parts = Annotated[Annotated[str, Tag(f"{TAG}one")] | Annotated[list[Part], Tag(f"{TAG}list")], Discriminator(list_tag)]
 
 
 class Item(Strict):
@@ -56,9 +51,7 @@ class Item(Strict):
     output: Parts | None = None
 
 
-Input = Annotated[
-    Annotated[str, Tag(f"{TAG}text")] | Annotated[list[Item], Tag(f"{TAG}parts")], Discriminator(_parts_tag)
-]
+Input = Annotated[Annotated[str, Tag(f"{TAG}one")] | Annotated[list[Item], Tag(f"{TAG}list")], Discriminator(list_tag)]
 
 
 class FunctionTool(Strict):
@@ -214,15 +207,16 @@ def _add(messages: list[Message], more: Message) -> None:
 def _message(item: Item, at: str) -> Message:
     if item.type == "message":
         if item.role is None:
-            raise invalid(f"missing '{at}.role'", f"{at}.role", "missing_required_parameter")
+            raise missing(f"{at}.role")
         return Message("system" if item.role == "developer" else item.role, _plain(item.content, f"{at}.content"))
     if item.type == "function_call":
         if not item.call_id or not item.name:
             raise invalid(f"missing '{at}.call_id' or '{at}.name'", at, "missing_required_parameter")
-        return Message("assistant", tool_calls=(ToolCall(item.call_id, item.name, _object(item.arguments, at)),))
+        arguments = arguments_of(item.arguments, f"{at}.arguments")
+        return Message("assistant", tool_calls=(ToolCall(item.call_id, item.name, arguments),))
     if item.type == "function_call_output":
         if not item.call_id:
-            raise invalid(f"missing '{at}.call_id'", f"{at}.call_id", "missing_required_parameter")
+            raise missing(f"{at}.call_id")
         return Message("tool", _plain(item.output, f"{at}.output"), tool_call_id=item.call_id)
     if item.type == "reasoning":
         parts = item.content if isinstance(item.content, list) else []
@@ -232,7 +226,7 @@ def _message(item: Item, at: str) -> Message:
 
 def _plain(content: str | list[Part] | None, at: str) -> str:
     if content is None:
-        raise invalid(f"missing '{at}'", at, "missing_required_parameter")
+        raise missing(at)
     if isinstance(content, str):
         return content
     texts = []
@@ -244,23 +238,13 @@ def _plain(content: str | list[Part] | None, at: str) -> str:
     return "\n".join(texts)
 
 
-def _object(arguments: str | None, at: str) -> str:
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise invalid(f"'{at}.arguments' is no JSON object", f"{at}.arguments")
-    return arguments or "{}"
-
-
 def _schema(form: Format) -> str | None:
     if form.type == "text":
         return None
     if form.type == "json_object":
         return '{"type": "object"}'
     if form.schema_ is None:
-        raise invalid("missing 'text.format.schema'", "text.format.schema", "missing_required_parameter")
+        raise missing("text.format.schema")
     return json.dumps(form.schema_)
 
 
@@ -278,15 +262,5 @@ def _tools(asked: ResponsesRequest) -> tuple[tuple[dict[str, Any], ...], str]:
         mode = choice
         if mode == "required" and not fields:
             raise invalid("'tool_choice' is only for requests with 'tools'", "tool_choice")
-    tools = tuple(
-        {
-            "type": "function",
-            "function": {
-                "name": tool.name,
-                "description": tool.description or "",
-                "parameters": tool.parameters or {"type": "object", "properties": {}},
-            },
-        }
-        for tool in fields
-    )
+    tools = tuple(function_tool(tool.name, tool.description, tool.parameters) for tool in fields)
     return tools, mode if tools else "auto"

@@ -37,8 +37,9 @@ class Served:
 
     waiting: requests that get it when it is loaded, in their order. state: unloaded, waiting (for memory, or for its
     turn), loading, loaded, leaving (no new request gets it, so that another finds room) or unloading. since: when that
-    became so; used, used_at: when a request last had it, on the server's clock and on everybody's. before: what engines
-    counted that have ended. slots: answers that it computed together when it was last loaded.
+    became so; used, used_at: when a request last had it, on the server's clock and on everybody's. expected: until when
+    on the server's clock one may come that should find it. before: what engines counted that have ended. slots: answers
+    that it computed together when it was last loaded.
     """
 
     source: Source | None
@@ -49,6 +50,7 @@ class Served:
     since: float = field(default_factory=time.time)
     used: float = 0.0
     used_at: float = 0.0
+    expected: float = 0.0
     last_load_s: float = 0.0
     slots: int = 1
     before: EngineStats = field(default_factory=EngineStats)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-from pagedrun import __version__
 from pagedrun.config import EngineConfig
 from pagedrun.server.errors import ApiError
 from pagedrun.server.gate import Gate
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from pagedrun.plan import Plan
     from pagedrun.step import RunnerLimits, Vocab
 
-FINGERPRINT = f"pagedrun-{__version__}"
+T = TypeVar("T")
+L = TypeVar("L", bound="Loaded")
 
 
 class Open(Protocol):
@@ -105,8 +106,10 @@ class Loaded:
     """One loaded model. prepare: a thread for templates and tokens, which would hold up the event loop.
 
     It is one thread because a template may be used by one at a time. users: requests that have it, whether or not the
-    engine works for them.
+    engine works for them. otherwise: what a model of its kind says to who asks for something else.
     """
+
+    otherwise: ClassVar[str]
 
     service: AnyService
     settings: ServeSettings
@@ -141,6 +144,10 @@ class Loaded:
         limits = self.service.limits
         return f"context {count(limits.max_seq_len, 'token')} · {count(limits.max_num_seqs, 'answer')} at once"
 
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Do something slow on the preparing thread. Raises what it does."""
+        return await asyncio.get_running_loop().run_in_executor(self.prepare, work)
+
     def stop(self) -> None:
         """Take no more requests; what runs may go on until `cancel_all`."""
         self.gate.stopping = True
@@ -159,6 +166,8 @@ class Loaded:
 @dataclass(eq=False)
 class Serving(Loaded):
     """A model that generates text."""
+
+    otherwise = "generates text: it makes no embeddings. Name one for embeddings in 'model'."
 
     service: Service
 
@@ -179,13 +188,9 @@ class Serving(Loaded):
         return self._sizes[token]
 
 
-def generating(served: Loaded) -> Serving:
-    """The model, for who wants text of it. Raises ApiError for one that generates none."""
-    if isinstance(served, Serving):
+def of_kind(served: Loaded, kind: type[L]) -> L:
+    """The model, for who needs one of that kind. Raises ApiError for another."""
+    if isinstance(served, kind):
         return served
-    raise ApiError(
-        400,
-        f"the model '{served.name}' is for embeddings: it does not generate text. Ask it at /v1/embeddings.",
-        param="model",
-        code="model_not_supported",
-    )
+    message = f"the model '{served.name}' {served.otherwise}"
+    raise ApiError(400, message, param="model", code="model_not_supported")

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import Field
-from starlette.responses import JSONResponse, Response
 
 from pagedrun import __version__
 from pagedrun.server.asking import render
 from pagedrun.server.chat import ask_of
-from pagedrun.server.chat_fields import REFUSED, ChatRequest
-from pagedrun.server.completions import check_tokens, text_of
+from pagedrun.server.chat_fields import ChatRequest
 from pagedrun.server.errors import ApiError, not_ready
-from pagedrun.server.fields import Strict, validated
+from pagedrun.server.fields import Strict
 from pagedrun.server.models import Models
-from pagedrun.server.serving import Loaded, Serving, generating
-
-T = TypeVar("T")
+from pagedrun.server.serving import Loaded, Serving, of_kind
+from pagedrun.server.tokens import check_tokens, text_of
 
 _STEP_S = 0.5  # how long who asks for figures waits for a step's end
 
@@ -44,24 +40,18 @@ class DetokenizeRequest(Strict):
     model: str | None = None
 
 
-async def aside(serving: Loaded, work: Callable[[], T]) -> T:
-    """Do something slow on the preparing thread."""
-    return await asyncio.get_running_loop().run_in_executor(serving.prepare, work)
-
-
-async def tokenize(models: Models, data: dict[str, Any]) -> Response:
+async def tokenize(models: Models, asked: TokenizeRequest) -> dict[str, Any]:
     """{"tokens": [...]}, with pieces {"id", "piece"} for each; a piece that is no text is a list of bytes."""
-    asked = validated(TokenizeRequest, data)
     serving = await models.serving(asked.model)
     vocab = serving.service.vocab
 
     def work() -> list[int]:
         return vocab.tokenize(asked.content, add_special=asked.add_special, parse_special=asked.parse_special)
 
-    tokens = await aside(serving, work)
+    tokens = await serving.aside(work)
     if asked.with_pieces:
-        return JSONResponse({"tokens": [{"id": t, "piece": _piece(vocab.piece(t, special=True))} for t in tokens]})
-    return JSONResponse({"tokens": tokens})
+        return {"tokens": [{"id": t, "piece": _piece(vocab.piece(t, special=True))} for t in tokens]}
+    return {"tokens": tokens}
 
 
 def _piece(data: bytes) -> str | list[int]:
@@ -71,20 +61,18 @@ def _piece(data: bytes) -> str | list[int]:
         return list(data)
 
 
-async def detokenize(models: Models, data: dict[str, Any]) -> Response:
+async def detokenize(models: Models, asked: DetokenizeRequest) -> dict[str, Any]:
     """{"content": text}"""
-    asked = validated(DetokenizeRequest, data)
     serving = await models.serving(asked.model)
     check_tokens(serving, asked.tokens, "tokens")
-    return JSONResponse({"content": await aside(serving, lambda: text_of(serving, asked.tokens))})
+    return {"content": await serving.aside(lambda: text_of(serving, asked.tokens))}
 
 
-async def apply_template(models: Models, data: dict[str, Any]) -> Response:
+async def apply_template(models: Models, asked: ChatRequest) -> dict[str, Any]:
     """{"prompt": text} of a chat, with the fields of /v1/chat/completions."""
-    asked = validated(ChatRequest, data, REFUSED)
-    serving = generating(await models.serving(asked.model))
-    rendered = await aside(serving, lambda: render(serving, ask_of(asked)))
-    return JSONResponse({"prompt": rendered.prompt})
+    serving = of_kind(await models.serving(asked.model), Serving)
+    rendered = await serving.aside(lambda: render(serving, ask_of(asked)))
+    return {"prompt": rendered.prompt}
 
 
 def health(models: Models) -> dict[str, Any]:

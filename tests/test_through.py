@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -402,3 +402,50 @@ def test_a_server_that_serves_whatever_is_here(
     (entry,) = library.entries()
     out, err = capfd.readouterr()
     assert asked == [entry.name] and out == HERE and "loaded here: not today" in err
+
+
+def test_a_chat_learns_what_another_server_at_its_address_has(
+    model: Path, serve: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """A larger context before a prompt is said to be too long, a smaller one with the first answer."""
+    long = "x" * 100
+    script = [long, 4096, long, "/clear", 128, "hi", "/stats", long]  # numbers: a server with this context
+
+    with ExitStack() as stack:
+        live = stack.enter_context(serve(FAKE_SIZE="64"))
+        servers = [live]
+
+        class Typist:
+            interactive = False
+
+            def read(self) -> str:
+                while script and isinstance(script[0], int):
+                    assert servers[-1].stop() == 0
+                    port = live.url.rpartition(":")[2]
+                    servers.append(stack.enter_context(serve("--port", port, FAKE_SIZE=str(script.pop(0)))))
+                if not script:
+                    raise EOFError
+                return str(script.pop(0))
+
+        monkeypatch.setattr("pagedrun.cli.repl.prompt.open_reader", lambda *_, **__: Typist())
+        here().install(monkeypatch.setattr)
+        code = main.run(["chat", str(model), "--server", live.url.replace("127.0.0.1", "localhost")])
+    out, err = capfd.readouterr()
+    assert code == 3 and [n for n in (64, 128, 4096) if f"the context holds {n}\n" in err] == [64, 128]
+    assert out.count("there") == 2 and "of 128 tokens" in out
+
+
+def test_another_model_at_the_same_address_is_not_asked(
+    model: Path, serve: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any, tmp_path: Path
+) -> None:
+    from pagedrun.remote import Address, RemoteService, connect
+    from pagedrun.request import GenerationRequest
+    from tests.fakes import FakeVocab
+
+    with serve() as live:
+        address = Address(url=live.url)
+        remote = RemoteService(address, connect(address, "model"), FakeVocab(), None)  # type: ignore[arg-type]
+        assert live.stop() == 0
+    with remote, serve("--port", live.url.rpartition(":")[2], FAKE_DIGEST="other"):
+        *_, ended = remote.submit(GenerationRequest(prompt=(1, 2)))
+    assert ended.error and "has another file under the name model now" in ended.error.message

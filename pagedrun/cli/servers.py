@@ -82,7 +82,6 @@ def stop(
 def _chosen(target: str | None, *, everything: bool) -> list[Running]:
     """The servers that are meant. Raises UsageError, or PagedrunError where there is none."""
     from pagedrun import running
-    from pagedrun.cli.through import same
     from pagedrun.errors import PagedrunError, UsageError
 
     servers = running.found()
@@ -94,7 +93,7 @@ def _chosen(target: str | None, *, everything: bool) -> list[Running]:
             raise UsageError(f"several servers run: {which}", hint="name one of them, or use --all")
         return servers
     address = target if "://" in target else f"http://{target}"
-    meant = [one for one in servers if target == str(one.pid) or same(one.url, address)]
+    meant = [one for one in servers if target == str(one.pid) or running.same(one.url, address)]
     if not meant:
         raise PagedrunError(f"none of your servers is {target}", hint="pagedrun ps lists them")
     return meant

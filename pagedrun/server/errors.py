@@ -11,6 +11,7 @@ from pagedrun.errors import (
     EngineError,
     PagedrunError,
     ParameterError,
+    ReloadedError,
     RequestError,
     SessionInUseError,
     SessionNotFoundError,
@@ -19,7 +20,11 @@ from pagedrun.errors import (
 from pagedrun.sampling import SamplingParams
 
 _SAMPLING = {f.name for f in fields(SamplingParams)}
-_SESSIONS = ((SessionNotFoundError, 404, "session_not_found"), (SessionInUseError, 409, "session_in_use"))
+_KINDS = (
+    (SessionNotFoundError, 404, "session_not_found"),
+    (SessionInUseError, 409, "session_in_use"),
+    (ReloadedError, 409, "loaded_otherwise"),
+)
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -92,7 +97,7 @@ def of_ours(error: PagedrunError) -> ApiError:
         return invalid(message, first if first in _SAMPLING else None)
     if isinstance(error, (RequestError, UsageError)):
         return invalid(message)
-    for kind, status, code in _SESSIONS:
+    for kind, status, code in _KINDS:
         if isinstance(error, kind):
             return ApiError(status, message, code=code)
     if isinstance(error, EngineError) and "stopped" in error.message:

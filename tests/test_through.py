@@ -337,6 +337,28 @@ def test_ps_and_stop(model: Path, serve: Any, capsys: Any, monkeypatch: pytest.M
         assert one.process.wait(1) == 0 and running.found() == []
 
 
+def test_ps_of_a_server_that_wants_a_key(model: Path, serve: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen() -> tuple[Any, str, str]:
+        assert main.run(["ps", "--json"]) == 0
+        (found,) = json.loads(capsys.readouterr().out)
+        assert main.run(["ps"]) == 0
+        return found, *capsys.readouterr()
+
+    with serve("--api-key", "k3y") as live:
+        for key, says in (("", "wants an API key"), ("wrong", "does not know the key in PAGEDRUN_API_KEY")):
+            monkeypatch.setenv("PAGEDRUN_API_KEY", key)
+            found, out, err = seen()
+            assert (found["key_needed"], found["state"], found["models"][0]["loaded"]) == (True, "idle", None)
+            assert out.splitlines()[1].split()[1:4] == [live.url, "model", "idle"]
+            assert err == (
+                f"the server at {live.url} {says}: it does not say which of its models are loaded\n"
+                "hint:  set PAGEDRUN_API_KEY to one of its keys\n"
+            )
+        monkeypatch.setenv("PAGEDRUN_API_KEY", "k3y")
+        found, _, err = seen()
+        assert (found["key_needed"], found["models"][0]["loaded"], err) == (False, True, "")
+
+
 def test_several_servers(model: Path, serve: Any, tmp_path: Path, capsys: Any) -> None:
     folder = tmp_path / "second"
     folder.mkdir()

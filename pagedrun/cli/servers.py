@@ -23,8 +23,8 @@ _ASK_S = 2.0
 class _Seen:
     """A server as it is now. state: idle, answering, stopping, silent. models: with whether each is loaded.
 
-    running, waiting: answers; None where it does not say. ram, vram: bytes; None where nobody knows. key_needed: what it
-    says to who does not know its key; "" where it knows us.
+    running, waiting: answers; None where it does not say. ram, vram: bytes; None where nobody knows.
+    key_needed: what is said of one whose key we do not know; "" where we do.
     """
 
     server: Running

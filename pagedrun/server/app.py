@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -19,7 +18,7 @@ from pagedrun.server.body import Gone, read_json
 from pagedrun.server.chat_fields import REFUSED, ChatRequest
 from pagedrun.server.completions import CompletionPresenter, CompletionRequest
 from pagedrun.server.direct import CancelRequest, GenerateRequest
-from pagedrun.server.docs import SCHEMAS, page, request_body
+from pagedrun.server.docs import describe, page, request_body
 from pagedrun.server.embeddings import EmbeddingRequest
 from pagedrun.server.errors import ApiError, of_ours
 from pagedrun.server.fields import validated
@@ -249,9 +248,7 @@ def _look(models: Models, look: Callable[[Loaded], dict[str, Any]]) -> Callable[
 def _add_docs(app: FastAPI) -> None:
     def description() -> dict[str, Any]:
         if app.openapi_schema is None:
-            found = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            found.setdefault("components", {}).setdefault("schemas", {}).update(SCHEMAS)
-            app.openapi_schema = found
+            app.openapi_schema = describe(app)
         return app.openapi_schema
 
     async def openapi() -> Response:

@@ -7,9 +7,11 @@ the other requests go on.
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import math
+import os
 import queue
 import statistics
 import threading
@@ -149,6 +151,7 @@ class Engine:
     _answers: dict[RequestId, _Answer] = field(init=False, default_factory=dict)
     _running: bool = field(init=False, default=True)
     _save_until: float = field(init=False, default=math.inf)
+    _refusal: str = field(init=False, default="")  # of memory, when an answer last ended without
 
     def __post_init__(self) -> None:
         self._slots = self.slots or PlainSlots(self.runner)
@@ -349,15 +352,29 @@ class Engine:
         answer.sink(Finished(reason, usage, answer.timings(time.perf_counter()), error, answer.text.stopped))
 
     def _end_exhausted(self) -> None:
-        """End what has no memory to go on, as if its context were full."""
+        """End what has no memory to go on, as if its context were full; what has said nothing yet, with the reason."""
         while self._scheduler.exhausted:
-            self._finish(self._answers[self._scheduler.exhausted.pop().id], FinishReason.CONTEXT)
+            answer = self._answers[self._scheduler.exhausted.pop().id]
+            refusal = self._slots.refusal()
+            if refusal and not answer.sequence.n_generated:
+                self._finish(answer, FinishReason.ERROR, error=_no_page(refusal))
+                continue
+            if refusal and refusal != self._refusal:
+                log.warning("an answer ends early, as no page can be had: %s", refusal)
+            self._refusal = refusal
+            self._finish(answer, FinishReason.CONTEXT)
 
     def _fail_running(self, error: PagedrunError, plan: StepPlan | None = None) -> None:
         """End the sequences of a failed step (all running ones without a plan) and drop what they computed."""
         slots = [chunk.slot for chunk in plan.chunks] if plan else list(self._scheduler.running)
         for slot in slots:
             self._finish(self._answers[self._scheduler.running[slot].id], FinishReason.ERROR, error=error)
+
+
+def _no_page(refusal: str) -> EngineError:
+    limited = os.strerror(errno.EFBIG) in refusal
+    hint = "pages are files in memory: raise ulimit -f" if limited else "free some memory, or lower gpu_memory"
+    return EngineError(f"the system gives no memory for a page: {refusal}", hint=hint)
 
 
 def _single_tokens(vocab: Vocab, texts: tuple[str, ...]) -> frozenset[int]:

@@ -118,6 +118,12 @@ def test_a_body_that_is_too_large(fake: Fake) -> None:
     assert error["code"] == "request_too_large"
 
 
+def test_a_body_that_is_compressed(fake: Fake) -> None:
+    answer = fake.call("POST", "/v1/chat/completions", content=b"\x1f\x8b", headers={"content-encoding": "gzip"})
+    assert error_of(answer, 400)["code"] == "unsupported_encoding"
+    assert fake.call("POST", "/tokenize", json={"content": "a"}, headers={"content-encoding": "identity"}).is_success
+
+
 def test_a_prompt_beyond_the_context_says_the_numbers(fake: Fake) -> None:
     messages = [{"role": "user", "content": "x" * 5000}]
     for stream in (False, True):

@@ -222,8 +222,9 @@ def test_keys(complete: Complete, serve: Any, monkeypatch: pytest.MonkeyPatch) -
         assert ran.out == HERE and "wants an API key\nhint:  set PAGEDRUN_API_KEY" in ran.err
         ran = complete(here(), "hi", "--server", live.url)
         assert (ran.code, ran.out) == (1, "") and "error: the server" in ran.err and "wants an API key" in ran.err
-        monkeypatch.setenv("PAGEDRUN_API_KEY", "wrong")
-        assert "does not know the key" in complete(here(), "hi", "--server", live.url).err
+        for wrong in ("wrong", "schlüssel"):
+            monkeypatch.setenv("PAGEDRUN_API_KEY", wrong)
+            assert "does not know the key" in complete(here(), "hi", "--server", live.url).err
         monkeypatch.setenv("PAGEDRUN_API_KEY", "k3y")
         assert complete(here(), "hi").out == "there"
 

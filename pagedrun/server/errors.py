@@ -59,11 +59,21 @@ class ApiError(Exception):
         """OpenAI's name for the kind."""
         return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
+    def asked_at(self, path: str) -> ApiError:
+        """The same, with the name that a prompt has at this path."""
+        if self.code == "context_length_exceeded" and self.param == "messages":
+            self.param = _PROMPTS.get(path, self.param)
+        return self
+
     @property
     def body(self) -> dict[str, Any]:
         """The JSON of the response."""
         found = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": {**found, **self.more}}
+
+
+#: What a prompt is called, by path; "messages" elsewhere.
+_PROMPTS = {"/v1/completions": "prompt", "/v1/responses": "input"}
 
 
 def invalid(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:

@@ -274,6 +274,7 @@ def _post(app: FastAPI, path: str, endpoint: Endpoint, model: type[Any]) -> None
 
 def _get(app: FastAPI, path: str, endpoint: Callable[..., Response | Awaitable[Response]], description: str) -> None:
     app.add_api_route(path, endpoint, methods=["GET"], description=description, response_model=None)
+    app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False, response_model=None)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:
@@ -289,5 +290,9 @@ async def _our_error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     """No such path, or not with this method."""
     assert isinstance(error, HTTPException)
-    told = ApiError(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}")
-    return JSONResponse(body_for(request.url.path, told), told.status, error.headers)
+    path = request.url.path
+    known = {getattr(route, "path", "") for route in request.app.routes} - {"/", path}
+    near = next((one for one in (f"/v1{path}", path.removeprefix("/v1")) if one in known), "")
+    more = f" (did you mean {near}?)" if error.status_code == 404 and near else ""
+    told = ApiError(error.status_code, f"{request.method} {path[:200]}: {error.detail}{more}")
+    return JSONResponse(body_for(path, told), told.status, error.headers)

@@ -169,6 +169,7 @@ def test_its_model_is_meant_where_none_is_named(
         (["--server", "http://"], "is no address"),
         (["--server", "ftp://x"], "is no address"),
         (["--server", "http://x:port"], "is no address"),
+        (["--server", "7243"], "'7243' is no address\nhint:  for example --server http://127.0.0.1:7243"),
         (["--server", "localhost:1", "--no-server"], "exclude each other"),
     ],
 )

@@ -227,7 +227,8 @@ def _address(text: str) -> str:
     url = text.strip() if "://" in text else f"http://{text.strip()}"
     try:
         parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        usable = parts.scheme in ("http", "https") and (parts.port or 1) > 0
+        usable = usable and bool(parts.hostname) and not str(parts.hostname).isdecimal()  # which would be a port
     except ValueError:
         usable = False
     if not usable:

@@ -247,3 +247,5 @@ def _check(name: str, value: Any, what: str) -> None:
         raise UsageError(f"{what} must be {low} or more, not {value}")
     if high is not None and value > high:
         raise UsageError(f"{what} must be {high} or less, not {value}")
+    if name == "max_seq_len" and value == 1:
+        raise UsageError(f"{what} must be 2 or more, not 1: a token of an answer needs one before it")

@@ -26,6 +26,7 @@ and leaves with `exit_code`; nothing here ever reaches a user as a traceback.
     │   ├── GrammarError        a grammar or JSON schema cannot be used
     │   └── TemplateError       the chat template is missing or broken; carries the line
     ├── EngineError             decoding failed, or the engine has stopped
+    │   └── ReloadedError       a server has the model loaded otherwise than its client knows
     ├── SessionError            a durable conversation cannot be saved or used
     │   ├── SessionNotFoundError
     │   ├── SessionInUseError   another process has it
@@ -135,6 +136,10 @@ class TemplateError(RequestError):
 
 class EngineError(PagedrunError):
     """Decoding failed, or the engine has stopped."""
+
+
+class ReloadedError(EngineError):
+    """A server has the model loaded otherwise than its client knows."""
 
 
 class SessionError(PagedrunError):

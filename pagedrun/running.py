@@ -120,6 +120,16 @@ def found() -> list[Running]:
     return sorted(servers, key=lambda one: -one.started)
 
 
+def at(url: str) -> Running | None:
+    """The one at an address."""
+    return next((one for one in found() if same(one.url, url)), None)
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two addresses are the same; localhost is 127.0.0.1."""
+    return _plain(one) == _plain(other)
+
+
 def is_gone(one: Running) -> bool:
     """Whether a server that was found has ended."""
     now = _read(servers_dir() / f"{one.pid}.json")
@@ -141,6 +151,10 @@ def reachable(url: str) -> str:
     if host.strip("[]") not in _NAMED:
         return url
     return f"{head}://[::1]:{port}" if ":" in host else f"{head}://127.0.0.1:{port}"
+
+
+def _plain(url: str) -> str:
+    return url.lower().rstrip("/").removesuffix("/v1").replace("://localhost", "://127.0.0.1")
 
 
 def _born(pid: int) -> int:

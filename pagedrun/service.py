@@ -106,6 +106,9 @@ class Answerer(ABC):
     def keeper(self) -> Keeping | None:
         """What saves and restores conversations, where that is so; for the engine's thread (`call`)."""
 
+    def refresh(self) -> None:  # noqa: B027 - most know it anyway
+        """Learn how the model is loaded now, if that may have changed; a loaded model may be loaded again for it."""
+
     @abstractmethod
     def call(self, work: Callable[[], None]) -> None:
         """Have something done on the engine's thread, between two steps."""

@@ -19,7 +19,7 @@ from pagedrun.errors import ContextLengthError, EngineError, PagedrunError
 from pagedrun.kv.stats import KvStats
 from pagedrun.request import Finished, FinishReason, GenerationRequest, TextDelta, Timings, TokenLogprob, Usage
 
-VERSION = 1
+VERSION = 2
 
 T = TypeVar("T")
 

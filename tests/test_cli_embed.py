@@ -95,9 +95,9 @@ def test_base64_and_dimensions(embed: Embed) -> None:
         (("x", "--max-num-seqs", "2"), None, 2, "--max-num-seqs"),
         (("x", "y" * 33), None, 1, "text 2 has 33 tokens, and the model takes 32"),
         ((), b"a\n" + b"b" * 40, 1, "line 2 has 40 tokens"),
-        ((), b"a\n\nb\n", 1, "line 2 is empty"),
+        (("x", ""), None, 1, "text 2 is empty\nhint:  leave it out"),
         ((), b"a\n\xff\n", 1, "line 2 is not UTF-8 text: byte 1 is 0xff"),
-        ((), b"\r", 1, "line 1 is empty"),
+        ((), b"\r", 1, "line 1 is empty\nhint:  leave it out"),
     ],
 )
 def test_what_is_refused(embed: Embed, args: tuple[str, ...], stdin: bytes | None, code: int, says: str) -> None:
@@ -105,9 +105,19 @@ def test_what_is_refused(embed: Embed, args: tuple[str, ...], stdin: bytes | Non
     assert found == code and says in err, err
 
 
-def test_what_cannot_be_read_comes_after_what_was_before_it(embed: Embed) -> None:
-    code, lines, _ = embed(stdin=b"a\nb\n\xff\nc\n")
+@pytest.mark.parametrize(("line", "says"), [(b"\xff", "is not UTF-8"), (b"", "is empty"), (b"\r", "is empty")])
+def test_what_cannot_be_read_comes_after_what_was_before_it(embed: Embed, line: bytes, says: str) -> None:
+    code, lines, err = embed(stdin=b"a\nb\n" + line + b"\nc\n")
     assert code == 1 and [json.loads(line)["text"] for line in lines] == ["a", "b"]
+    assert err.startswith(f"error: line 3 {says}")
+
+
+def test_an_empty_text_is_refused_also_where_the_model_adds_tokens(
+    embed: Embed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embed.reader.vocab, "tokenize", lambda text, **_: [1, *text.encode(), 2], raising=False)
+    assert embed("a", "")[0] == 1 and not embed.reader.batches
+    assert embed(" ")[0] == 0
 
 
 def test_no_text_at_all_is_no_error(embed: Embed) -> None:

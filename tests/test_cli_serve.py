@@ -137,6 +137,21 @@ def test_a_port_that_is_taken(
         (("--max-num-seqs", "0"), "--max-num-seqs must be 1 or more"),
         (("--port", "70000"), "'--port'"),
         (("--host", "no such host"), "cannot listen on no such host"),
+        (
+            ("--host", ""),
+            "cannot listen on '', port 7243: Name or service not known\nhint:  an address of this machine",
+        ),
+        (("--max-body", "0"), "--max-body must be 1 or more, not 0"),
+        (("--api-key", "schlüssel"), "an API key is empty, or has other characters than printable ones of ASCII"),
+        (("--served-model-name", ""), "--served-model-name '' is no name"),
+        (("--served-model-name", "a\x1b[31mb"), "is no name"),
+        (("--allowed-host", "https://chat.example"), "--allowed-host 'https://chat.example' is not the name"),
+        (("--allowed-host", "chat.example:443"), "is not the name of a machine"),
+        (("--allowed-host", ""), "is not the name of a machine"),
+        (("--grace", "inf"), "'--grace'"),
+        (("--saving-time", "1e400"), "'--saving-time'"),
+        (("--keep-alive-interval", "inf"), "'--keep-alive-interval'"),
+        (("-c", "1"), "--max-seq-len must be 2 or more, not 1"),
         (("-m", "other", "--served-model-name", "it"), "--served-model-name is for one model, and 2 are named"),
         (("--keep-alive", "soon"), "--keep-alive must be a duration"),
     ],
@@ -145,6 +160,13 @@ def test_options_that_make_no_sense(
     model: Path, args: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert says in refused(capsys, monkeypatch, str(model), *args)
+
+
+def test_an_address_may_be_written_as_in_a_url() -> None:
+    from pagedrun.server.run import address_of, bind
+
+    with bind("[127.0.0.1]", 0) as sock:
+        assert address_of(sock).startswith("http://127.0.0.1:")
 
 
 def test_llama_cpps_log_is_for_vv(

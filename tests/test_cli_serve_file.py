@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,14 @@ keep_responses = false
 system = "Be brief."
 think = false
 """
+
+
+def test_the_readme_has_all_names(serve: Serve) -> None:
+    assert serve("[serve]\nx = 1\n") == 2
+    known = re.search(r"known: (.*)", serve.err)
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    said = re.search(r"table `\[serve\]`.*?Its names are ([^;]*);", readme, re.DOTALL)
+    assert known and said and re.findall(r"`(\w+)`", said[1]) == known[1].split(", ")
 
 
 def test_everything_that_a_server_has(serve: Serve) -> None:

@@ -75,7 +75,9 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
     assert "disk_space" in e.value.hint
 
 
-def test_a_disk_that_is_full_is_left_alone_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_is_left_alone_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     now = [0.0]
     file = SpillFile(DiskSpace(tmp_path, 1000), 64, clock=lambda: now[0])
     tries = []
@@ -91,6 +93,8 @@ def test_a_disk_that_is_full_is_left_alone_for_a_while(tmp_path: Path, monkeypat
         now[0] = RETRY_S
         assert file.willing
         assert file.write(page(1)) == NONE and len(tries) == 2
+    (said,) = caplog.messages
+    assert "the spill file takes no more" in said and "No space left on device" in said
     now[0] *= 2
     assert file.write(page(1)) == 0
 

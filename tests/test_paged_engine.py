@@ -108,6 +108,25 @@ def test_an_answer_that_outgrows_the_memory_ends_with_context_and_others_go_on()
     assert text(short) == expected("b" * 10, 8)
 
 
+def test_memory_that_the_system_refuses_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """What has said nothing is an error with the reason; what has ends as if its context were full, with a warning."""
+    paged = PagedEngine(device=12)
+    paged.store.fail_creates = set(range(4, 1000))
+    long = paged.submit("a" * 20, 40)
+    paged.finish()
+    error = end(long).error
+    assert isinstance(error, EngineError) and "a test lets CREATE fail" in error.message and "gpu_memory" in error.hint
+    assert not caplog.messages
+    for _ in range(2):
+        answer = paged.submit("b" * 10, 40)
+        paged.finish()
+        assert reason(answer) is FinishReason.CONTEXT and text(answer) == expected("b" * 10, 9)
+    assert caplog.messages == ["an answer ends early, as no page can be had: a test lets CREATE fail"]
+    paged.store.fail_creates.clear()
+    assert paged.ask(STORY) == expected(STORY)
+    assert not paged.slots.refusal()
+
+
 def test_figures_say_what_was_cold_while_an_answer_was_made() -> None:
     """Once it rests nothing is cold: a page on the host is then just one that left."""
     paged = PagedEngine(device=6, host=12, spill=SpillSettings(mode="auto"))
@@ -194,7 +213,8 @@ def test_a_store_that_cannot_make_more_frames_is_a_smaller_one(n_frames: int) ->
     paged.finish()
     n = 0 if n_frames < 4 else min(6 * n_frames - 24 + 1, 12)  # six tokens a frame, and one is chosen from the last
     assert text(events) == expected("a" * 24, 12)[:n]
-    assert reason(events) is (FinishReason.LENGTH if n == 12 else FinishReason.CONTEXT)
+    ends = {0: FinishReason.ERROR, 12: FinishReason.LENGTH}
+    assert reason(events) is ends.get(n, FinishReason.CONTEXT)
 
 
 def test_a_copy_that_fails_in_the_background_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:

@@ -78,7 +78,8 @@ def test_refusals(fake: Fake, fields: dict[str, Any], param: str | None) -> None
 
 def test_one_prompt_of_several_that_is_too_long_ends_them_all(fake: Fake) -> None:
     answer = fake.post("/v1/completions", {"prompt": ["x", "y" * 5000]})
-    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    error = answer.json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
     assert complete(fake)["choices"][0]["text"] == "Hello!"
 
 

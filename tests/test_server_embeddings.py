@@ -125,9 +125,9 @@ def test_fields_that_change_nothing_and_other_names(fake: Fake) -> None:
     ("fields", "param", "says"),
     [
         ({"input": None}, "input", "missing 'input'"),
-        ({"input": ""}, "input", "at least 1 character"),
+        ({"input": ""}, "input", "'input' is an empty text"),
         ({"input": []}, "input", "at least 1 item"),
-        ({"input": ["a", ""]}, "input[1]", "at least 1 character"),
+        ({"input": ["a", ""]}, "input[1]", "'input[1]' is an empty text"),
         ({"input": ["a", 5]}, "input[1]", "string"),
         ({"input": [[]]}, "input[0]", "at least 1 item"),
         ({"input": [[1], "a"]}, "input[1]", "list"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pagedrun import __version__, wire
+from pagedrun.errors import ReloadedError
 from pagedrun.request import Finished, FinishReason, GenerationRequest, Grammar, GrammarTrigger, Reasoning, TextDelta
 from pagedrun.running import OWNER
 from pagedrun.sampling import SamplingParams
@@ -116,6 +117,16 @@ def test_what_a_client_compares() -> None:
     assert (found["wire"], found["version"], found["name"]) == (wire.VERSION, __version__, "fake")
     assert found["limits"]["max_seq_len"] == LIMITS.max_seq_len and found["config"]["max_seq_len"] == 0
     assert found["model"]["path"] == "fake.gguf" and found["identity"] is None
+
+
+def test_a_client_that_knows_another_model_is_told() -> None:
+    with fake_server() as fake:
+        known = fake.call("GET", "/v1/pagedrun/engine").json()["loaded"]
+        assert fake.post(PATH, body(loaded=known)).status_code == 200
+    with fake_server(limits=replace(LIMITS, max_seq_len=100)) as fake:
+        answer = fake.post(PATH, body(loaded=known))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "loaded_otherwise")
+        assert isinstance(wire.error_from_json(answer.json()["pagedrun"]), ReloadedError) and not fake.runner.got
 
 
 def held(fake: Fake) -> Any:

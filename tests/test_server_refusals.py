@@ -118,6 +118,33 @@ def test_a_body_that_is_too_large(fake: Fake) -> None:
     assert error["code"] == "request_too_large"
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/tokenize", "/tokenize"),
+        ("/v1/nothing", ""),
+        ("/v1/", ""),
+    ],
+)
+def test_a_base_url_with_v1_too_many_or_too_few(fake: Fake, path: str, meant: str) -> None:
+    message = error_of(fake.post(path, {}), 404)["message"]
+    assert message.endswith(f"(did you mean {meant}?)") if meant else message.endswith("Not Found")
+
+
+def test_what_can_be_got_can_be_looked_at(fake: Fake) -> None:
+    for path in ("/health", "/ready", "/v1/models", "/metrics"):
+        assert fake.call("HEAD", path).status_code == 200
+    assert fake.call("HEAD", "/v1/pagedrun/plan?model=other").status_code == 404
+
+
+def test_a_body_that_is_compressed(fake: Fake) -> None:
+    answer = fake.call("POST", "/v1/chat/completions", content=b"\x1f\x8b", headers={"content-encoding": "gzip"})
+    assert error_of(answer, 400)["code"] == "unsupported_encoding"
+    assert fake.call("POST", "/tokenize", json={"content": "a"}, headers={"content-encoding": "identity"}).is_success
+
+
 def test_a_prompt_beyond_the_context_says_the_numbers(fake: Fake) -> None:
     messages = [{"role": "user", "content": "x" * 5000}]
     for stream in (False, True):

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +169,7 @@ def test_its_model_is_meant_where_none_is_named(
         (["--server", "http://"], "is no address"),
         (["--server", "ftp://x"], "is no address"),
         (["--server", "http://x:port"], "is no address"),
+        (["--server", "7243"], "'7243' is no address\nhint:  for example --server http://127.0.0.1:7243"),
         (["--server", "localhost:1", "--no-server"], "exclude each other"),
     ],
 )
@@ -222,8 +223,9 @@ def test_keys(complete: Complete, serve: Any, monkeypatch: pytest.MonkeyPatch) -
         assert ran.out == HERE and "wants an API key\nhint:  set PAGEDRUN_API_KEY" in ran.err
         ran = complete(here(), "hi", "--server", live.url)
         assert (ran.code, ran.out) == (1, "") and "error: the server" in ran.err and "wants an API key" in ran.err
-        monkeypatch.setenv("PAGEDRUN_API_KEY", "wrong")
-        assert "does not know the key" in complete(here(), "hi", "--server", live.url).err
+        for wrong in ("wrong", "schlüssel"):
+            monkeypatch.setenv("PAGEDRUN_API_KEY", wrong)
+            assert "does not know the key" in complete(here(), "hi", "--server", live.url).err
         monkeypatch.setenv("PAGEDRUN_API_KEY", "k3y")
         assert complete(here(), "hi").out == "there"
 
@@ -337,6 +339,28 @@ def test_ps_and_stop(model: Path, serve: Any, capsys: Any, monkeypatch: pytest.M
         assert one.process.wait(1) == 0 and running.found() == []
 
 
+def test_ps_of_a_server_that_wants_a_key(model: Path, serve: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen() -> tuple[Any, str, str]:
+        assert main.run(["ps", "--json"]) == 0
+        (found,) = json.loads(capsys.readouterr().out)
+        assert main.run(["ps"]) == 0
+        return found, *capsys.readouterr()
+
+    with serve("--api-key", "k3y") as live:
+        for key, says in (("", "wants an API key"), ("wrong", "does not know the key in PAGEDRUN_API_KEY")):
+            monkeypatch.setenv("PAGEDRUN_API_KEY", key)
+            found, out, err = seen()
+            assert (found["key_needed"], found["state"], found["models"][0]["loaded"]) == (True, "idle", None)
+            assert out.splitlines()[1].split()[1:4] == [live.url, "model", "idle"]
+            assert err == (
+                f"the server at {live.url} {says}: it does not say which of its models are loaded\n"
+                "hint:  set PAGEDRUN_API_KEY to one of its keys\n"
+            )
+        monkeypatch.setenv("PAGEDRUN_API_KEY", "k3y")
+        found, _, err = seen()
+        assert (found["key_needed"], found["models"][0]["loaded"], err) == (False, True, "")
+
+
 def test_several_servers(model: Path, serve: Any, tmp_path: Path, capsys: Any) -> None:
     folder = tmp_path / "second"
     folder.mkdir()
@@ -402,3 +426,50 @@ def test_a_server_that_serves_whatever_is_here(
     (entry,) = library.entries()
     out, err = capfd.readouterr()
     assert asked == [entry.name] and out == HERE and "loaded here: not today" in err
+
+
+def test_a_chat_learns_what_another_server_at_its_address_has(
+    model: Path, serve: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """A larger context before a prompt is said to be too long, a smaller one with the first answer."""
+    long = "x" * 100
+    script = [long, 4096, long, "/clear", 128, "hi", "/stats", long]  # numbers: a server with this context
+
+    with ExitStack() as stack:
+        live = stack.enter_context(serve(FAKE_SIZE="64"))
+        servers = [live]
+
+        class Typist:
+            interactive = False
+
+            def read(self) -> str:
+                while script and isinstance(script[0], int):
+                    assert servers[-1].stop() == 0
+                    port = live.url.rpartition(":")[2]
+                    servers.append(stack.enter_context(serve("--port", port, FAKE_SIZE=str(script.pop(0)))))
+                if not script:
+                    raise EOFError
+                return str(script.pop(0))
+
+        monkeypatch.setattr("pagedrun.cli.repl.prompt.open_reader", lambda *_, **__: Typist())
+        here().install(monkeypatch.setattr)
+        code = main.run(["chat", str(model), "--server", live.url.replace("127.0.0.1", "localhost")])
+    out, err = capfd.readouterr()
+    assert code == 3 and [n for n in (64, 128, 4096) if f"the context holds {n}\n" in err] == [64, 128]
+    assert out.count("there") == 2 and "of 128 tokens" in out
+
+
+def test_another_model_at_the_same_address_is_not_asked(
+    model: Path, serve: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any, tmp_path: Path
+) -> None:
+    from pagedrun.remote import Address, RemoteService, connect
+    from pagedrun.request import GenerationRequest
+    from tests.fakes import FakeVocab
+
+    with serve() as live:
+        address = Address(url=live.url)
+        remote = RemoteService(address, connect(address, "model"), FakeVocab(), None)  # type: ignore[arg-type]
+        assert live.stop() == 0
+    with remote, serve("--port", live.url.rpartition(":")[2], FAKE_DIGEST="other"):
+        *_, ended = remote.submit(GenerationRequest(prompt=(1, 2)))
+    assert ended.error and "has another file under the name model now" in ended.error.message

@@ -124,7 +124,7 @@ def _answer(service: EmbeddingService, lines: Sequence[Line], dimensions: int | 
 def _tokens(service: EmbeddingService, line: Line) -> list[int]:
     tokens, most = service.tokens(line.text), service.limits.max_seq_len
     if not tokens:
-        raise RequestError(f"{line.where} is empty")
+        raise RequestError(f"{line.where} has no tokens", hint="leave it out: there is nothing to make a vector of")
     if len(tokens) > most:
         raise RequestError(
             f"{line.where} has {count(len(tokens), 'token')}, and the model takes {most:,}", hint="shorten it"
@@ -182,6 +182,8 @@ def _lines() -> Iterator[list[bytes]]:
 
 
 def _text(data: bytes, where: str) -> str:
+    if not data:
+        raise RequestError(f"{where} is empty", hint="leave it out: there is nothing to make a vector of")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as e:

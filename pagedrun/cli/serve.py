@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 PORT = 7243
 #: Models that --any-installed lets be loaded beside those that are named, as far as swap_space is divided.
 _MORE = 2
+_A_YEAR_S = 31_536_000  # longer times are taken for mistakes, and infinity is no JSON
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -70,14 +70,22 @@ class ServerOptions:
     max_body: Annotated[str, _server("--max-body", "Largest request.", "SIZE")] = "32MiB"
     keep_alive: Annotated[
         float,
-        _server("--keep-alive-interval", "A stream says that it lives after so many seconds.", "SECONDS", min=0.1),
+        _server(
+            "--keep-alive-interval",
+            "A stream says that it lives after so many seconds.",
+            "SECONDS",
+            min=0.1,
+            max=_A_YEAR_S,
+        ),
     ] = 5.0
     grace: Annotated[
-        float, _server("--grace", "How long answers may go on after Ctrl-C or SIGTERM.", "SECONDS", min=0)
+        float,
+        _server("--grace", "How long answers may go on after Ctrl-C or SIGTERM.", "SECONDS", min=0, max=_A_YEAR_S),
     ] = 30.0
 
     saving: Annotated[
-        float, _server("--saving-time", "How long conversations may be saved at the end.", "SECONDS", min=0)
+        float,
+        _server("--saving-time", "How long conversations may be saved at the end.", "SECONDS", min=0, max=_A_YEAR_S),
     ] = 30.0
     keep_responses: Annotated[
         bool,
@@ -99,8 +107,8 @@ class ServerOptions:
             keys += found
         if variable := os.environ.get("PAGEDRUN_API_KEY"):
             keys.append(variable.strip())
-        if not all(key.strip() and key.isprintable() for key in keys):
-            raise UsageError("an API key is empty, or has characters that cannot be printed")
+        if not all(key.strip() and key.isprintable() and key.isascii() for key in keys):
+            raise UsageError("an API key is empty, or has other characters than printable ones of ASCII")
         return tuple(keys)
 
 
@@ -148,8 +156,8 @@ def serve(
 
     Exit codes: 0 stopped, 1 it could not start, 2 wrong usage.
     """
+    from pagedrun.cli import serve_checks
     from pagedrun.cli.serve_file import ServeFile
-    from pagedrun.config import n_bytes
 
     file = ServeFile(engine.config, lambda name: _is_given(ctx, name) or (name == "model_option" and bool(models)))
     named, server, template = file.fill(named), file.fill(server), file.fill(template)
@@ -159,8 +167,11 @@ def serve(
         option = file.called("served_model_name" if server.name else "chat_template")
         raise UsageError(f"{option} is for one model, and {len(names)} are named")
     keep_s = named.keep_s(len(names), file.called("keep_alive"))
-    keys, max_body = server.keys(file.called("api_key_file")), n_bytes(server.max_body, file.called("max_body"))
-    _check_origins(server.cors or (), file.called("cors"))
+    keys = server.keys(file.called("api_key_file"))
+    max_body = serve_checks.largest_body(server.max_body, file.called("max_body"))
+    serve_checks.check_origins(server.cors or (), file.called("cors"))
+    serve_checks.check_names(server.name or (), file.called("served_model_name"))
+    serve_checks.check_hosts(server.allowed_host or (), file.called("allowed_host"))
     settings = engine.settings()  # what is wrong there is said before anything is loaded
     template_text = template.template_text()
     from pagedrun.cli.sources import InstalledModels, Loader, LocalSource, check_names
@@ -268,9 +279,3 @@ def _is_given(ctx: typer.Context, name: str) -> bool:
     """Whether the command line has an option."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _check_origins(origins: Sequence[str], option: str) -> None:
-    for origin in origins:
-        if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
-            raise UsageError(f"{option} {origin!r} is not an origin", hint="for example http://localhost:3000, or *")

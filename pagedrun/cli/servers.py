@@ -24,6 +24,7 @@ class _Seen:
     """A server as it is now. state: idle, answering, stopping, silent. models: with whether each is loaded.
 
     running, waiting: answers; None where it does not say. ram, vram: bytes; None where nobody knows.
+    key_needed: what is said of one whose key we do not know; "" where we do.
     """
 
     server: Running
@@ -33,6 +34,7 @@ class _Seen:
     waiting: int | None = None
     ram: int | None = None
     vram: int | None = None
+    key_needed: str = ""
 
 
 def ps(
@@ -50,6 +52,9 @@ def ps(
         table.print_json([_to_json(one) for one in seen])
         return
     table.print_table(_TITLES, [_row(one) for one in seen], right=("PID", "RAM", "VRAM"))
+    for why in filter(None, (one.key_needed for one in seen)):
+        console.note(f"{why}: it does not say which of its models are loaded")
+        console.note("hint:  set PAGEDRUN_API_KEY to one of its keys")
     if not seen:
         console.note(f"no server runs; start one with: {console.typed('pagedrun serve MODEL')}")
 
@@ -82,7 +87,6 @@ def stop(
 def _chosen(target: str | None, *, everything: bool) -> list[Running]:
     """The servers that are meant. Raises UsageError, or PagedrunError where there is none."""
     from pagedrun import running
-    from pagedrun.cli.through import same
     from pagedrun.errors import PagedrunError, UsageError
 
     servers = running.found()
@@ -94,7 +98,7 @@ def _chosen(target: str | None, *, everything: bool) -> list[Running]:
             raise UsageError(f"several servers run: {which}", hint="name one of them, or use --all")
         return servers
     address = target if "://" in target else f"http://{target}"
-    meant = [one for one in servers if target == str(one.pid) or same(one.url, address)]
+    meant = [one for one in servers if target == str(one.pid) or running.same(one.url, address)]
     if not meant:
         raise PagedrunError(f"none of your servers is {target}", hint="pagedrun ps lists them")
     return meant
@@ -139,9 +143,15 @@ def _wait(server: Running, *, now: bool) -> None:
 
 
 def _look(server: Running) -> _Seen:
-    state, ready, listed = "silent", None, None
+    from pagedrun.remote import KeyNeededError
+
+    state, ready, listed, key_needed = "silent", None, None, ""
     if _ask(server, "/health") is not None:
-        ready, listed = _ask(server, "/ready"), _ask(server, "/v1/models")
+        ready = _ask(server, "/ready")
+        try:
+            listed = _asked(server, "/v1/models")
+        except KeyNeededError as e:
+            key_needed = e.message
         state = "stopping"
     if ready is not None:
         state = "answering" if ready.get("running") else "idle"
@@ -158,17 +168,30 @@ def _look(server: Running) -> _Seen:
         waiting=ready.get("waiting") if ready else None,
         ram=ram,
         vram=vram,
+        key_needed=key_needed,
     )
 
 
 def _ask(server: Running, path: str) -> dict[str, Any] | None:
     """What it answers; None where it does not, or wants a key."""
+    from pagedrun.remote import KeyNeededError
+
+    try:
+        return _asked(server, path)
+    except KeyNeededError:
+        return None
+
+
+def _asked(server: Running, path: str) -> dict[str, Any] | None:
+    """What it answers; None where it does not. Raises KeyNeededError."""
     from pagedrun.errors import PagedrunError
-    from pagedrun.remote import Address, get
+    from pagedrun.remote import Address, KeyNeededError, get
 
     key = os.environ.get("PAGEDRUN_API_KEY", "").strip()
     try:
         found = get(Address(url=server.url, key=key, secret=server.secret), path, read_s=_ASK_S)
+    except KeyNeededError:
+        raise
     except PagedrunError:
         return None
     return found if isinstance(found, dict) else None
@@ -211,5 +234,6 @@ def _to_json(one: _Seen) -> dict[str, Any]:
         "waiting": one.waiting,
         "ram_bytes": one.ram,
         "vram_bytes": one.vram,
+        "key_needed": bool(one.key_needed),
         "started": one.server.started,
     }

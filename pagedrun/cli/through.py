@@ -51,7 +51,7 @@ def default_model(choice: ServerChoice) -> str | None:
         return None
     from pagedrun.remote import get
 
-    record = _record(url)
+    record = running.at(url)
     if record is not None and record.models:
         return record.models[0].path
     return str(get(_known(url, None), "/v1/models")["data"][0]["id"])
@@ -118,7 +118,7 @@ def _named(
 ) -> tuple[Address, RemoteEngine]:
     from pagedrun.remote import get
 
-    record = _record(url)
+    record = running.at(url)
     address = _known(url, record)
     name = record.has(located.path) if record else None
     if name is None:
@@ -220,20 +220,6 @@ def _known(url: str, record: running.Running | None) -> Address:
     return Address(url=url, key=key, secret=record.secret, pid=record.pid)
 
 
-def _record(url: str) -> running.Running | None:
-    """The user's own server at an address."""
-    return next((one for one in running.found() if same(one.url, url)), None)
-
-
-def same(one: str, other: str) -> bool:
-    """Whether two addresses are the same; localhost is 127.0.0.1."""
-    return _plain(one) == _plain(other)
-
-
-def _plain(url: str) -> str:
-    return url.lower().rstrip("/").removesuffix("/v1").replace("://localhost", "://127.0.0.1")
-
-
 def _address(text: str) -> str:
     """An address as it is typed: 127.0.0.1:7243, http://127.0.0.1:7243/v1. Raises UsageError."""
     from urllib.parse import urlsplit
@@ -241,7 +227,8 @@ def _address(text: str) -> str:
     url = text.strip() if "://" in text else f"http://{text.strip()}"
     try:
         parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        usable = parts.scheme in ("http", "https") and (parts.port or 1) > 0
+        usable = usable and bool(parts.hostname) and not str(parts.hostname).isdecimal()  # which would be a port
     except ValueError:
         usable = False
     if not usable:

@@ -7,9 +7,11 @@ the other requests go on.
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import math
+import os
 import queue
 import threading
 import time
@@ -53,6 +55,7 @@ class Engine:
     _answers: dict[RequestId, Answer] = field(init=False, default_factory=dict)
     _running: bool = field(init=False, default=True)
     _save_until: float = field(init=False, default=math.inf)
+    _refusal: str = field(init=False, default="")  # of memory, when an answer last ended without
 
     def __post_init__(self) -> None:
         self._slots = self.slots or PlainSlots(self.runner)
@@ -177,9 +180,17 @@ class Engine:
     # the end of an answer
 
     def _end_exhausted(self) -> None:
-        """End what has no memory to go on, as if its context were full."""
+        """End what has no memory to go on, as if its context were full; what has said nothing yet, with the reason."""
         while self._scheduler.exhausted:
-            self._finish(self._answers[self._scheduler.exhausted.pop().id], FinishReason.CONTEXT)
+            answer = self._answers[self._scheduler.exhausted.pop().id]
+            refusal = self._slots.refusal()
+            if refusal and not answer.sequence.n_generated:
+                self._finish(answer, FinishReason.ERROR, error=_no_page(refusal))
+                continue
+            if refusal and refusal != self._refusal:
+                log.warning("an answer ends early, as no page can be had: %s", refusal)
+            self._refusal = refusal
+            self._finish(answer, FinishReason.CONTEXT)
 
     def _fail_running(self, error: PagedrunError, plan: StepPlan | None = None) -> None:
         """End the sequences of a failed step (all running ones without a plan) and drop what they computed."""
@@ -209,6 +220,12 @@ class Engine:
         kv = self._slots.stats()
         self.stats.kv = replace(kv, spill=spilled) if kv and spilled else kv
         answer.end(reason, time.perf_counter(), error)
+
+
+def _no_page(refusal: str) -> EngineError:
+    limited = os.strerror(errno.EFBIG) in refusal
+    hint = "pages are files in memory: raise ulimit -f" if limited else "free some memory, or lower gpu_memory"
+    return EngineError(f"the system gives no memory for a page: {refusal}", hint=hint)
 
 
 def start(engine: Engine) -> threading.Thread:

@@ -91,10 +91,8 @@ class SpillFile:
         try:
             self._write(slot, contents)
         except OSError as e:
-            self.refused = e.strerror or str(e)
-            self._again = self._clock() + RETRY_S
+            self._refuse(e.strerror or str(e))
             self._free.insert(0, slot)  # it may be this place that is bad: the others come first
-            log.warning("an idle page stays in RAM: %s", self.refused)
             return NONE
         self._sums[slot] = zlib.crc32(contents)
         return slot
@@ -114,6 +112,12 @@ class SpillFile:
     def free(self, slots: npt.NDArray[np.int64]) -> None:
         """These pages are not needed any more."""
         self._free += slots.tolist()
+
+    def _refuse(self, said: str) -> None:
+        if said != self.refused:
+            log.warning("the spill file takes no more (disk_space), and idle pages stay in RAM: %s", said)
+        self.refused = said
+        self._again = self._clock() + RETRY_S
 
     def _write(self, slot: int, data: memoryview) -> None:
         done = 0

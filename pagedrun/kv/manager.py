@@ -220,6 +220,11 @@ class PageManager(PageMemory):
         """Figures for people and for metrics."""
         return collect(self)
 
+    def refusal(self) -> str:
+        """What the store says where it cannot make frames that the budget allows; empty where it can."""
+        pools = (self.residency.device, self.residency.lower.pool)
+        return next((p.refused for p in pools if p.failing and p.obtainable > p.available), "")
+
     def spilled(self) -> SpillStats:
         """Of these, what is about pages of running conversations that are not on the device; quick."""
         return spilled(self)

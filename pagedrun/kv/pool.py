@@ -27,7 +27,7 @@ class FramePool:
 
     reserve: bytes that are left in the budget for others. ahead: how many frames `order` has the store make before they
     are needed; ordered: how many of them were paid for and not created yet. refused: what the store said when it last
-    could not make a frame; empty when it never did.
+    could not make a frame; empty when it never did; failing: it could not the last time it was asked.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class FramePool:
         self.created = 0
         self.ordered = 0
         self.refused = ""
+        self.failing = False
         self._store = store
         self._frame_bytes = frame_bytes
         self._next = first
@@ -125,6 +126,7 @@ class FramePool:
         again = self._absent[len(self._absent) - min(n, len(self._absent)) :]
         numbers = [*again, *range(self._next, self._next + n - len(again))]
         done = self._apply(rows(Op.CREATE, numbers, int(self.tier)))
+        self.failing = done < n
         made = numbers[:done]
         self._absent = self._absent[: len(self._absent) - len(again)] + again[done:]
         self._next += max(done - len(again), 0)

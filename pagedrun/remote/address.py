@@ -32,7 +32,7 @@ class Address:
     @property
     def options(self) -> dict[str, Any]:
         """Of a client. Proxies are for other machines."""
-        headers = {"authorization": f"Bearer {self.key}" if self.key else "", OWNER: self.secret}
+        headers = {"authorization": f"Bearer {self.key}".encode() if self.key else b"", OWNER: self.secret.encode()}
         local = self.url.partition("://")[2].startswith(_LOOPBACK)
         return {
             "base_url": self.url,

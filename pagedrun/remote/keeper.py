@@ -77,8 +77,8 @@ class RemoteKeeper:
 
     def _another_server(self) -> bool:
         """Whether another server of this user runs at this address now; from here on it is the one that is asked."""
-        for one in running.found():
-            if one.url == self._address.url and one.secret != self._client.headers.get(running.OWNER):
-                self._client.headers[running.OWNER] = one.secret
-                return True
-        return False
+        one = running.at(self._address.url)
+        if one is None or one.secret == self._client.headers.get(running.OWNER):
+            return False
+        self._client.headers[running.OWNER] = one.secret
+        return True

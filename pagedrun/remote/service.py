@@ -2,6 +2,9 @@
 
 caller's thread --request--> event loop on a thread of its own --HTTP--> server
                 <--events---
+
+Each request says what this side knows of the model (`RemoteEngine.loaded`). A server that has it loaded otherwise by
+now, another one at the same address say, refuses it; then that is learned, and the request made again.
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from pagedrun import wire
-from pagedrun.errors import EngineError, PagedrunError
+from pagedrun import running, wire
+from pagedrun.errors import EngineError, ModelError, PagedrunError, ReloadedError
 from pagedrun.remote.address import CONNECT_S, Address, checked, unreachable
 from pagedrun.remote.asking import Asking
-from pagedrun.remote.engine import RemoteEngine
+from pagedrun.remote.engine import RemoteEngine, connect_again
 from pagedrun.remote.keeper import RemoteKeeper
 from pagedrun.request import Finished, GenerationRequest, RequestId, TextDelta
 from pagedrun.sampling import LLAMA_DEFAULTS
@@ -97,6 +100,12 @@ class RemoteService(Answerer):
         """The server's."""
         return self._keeper
 
+    def refresh(self) -> None:
+        """Ask the server again. Where it does not answer, the next request says so."""
+        if not self._loop.is_closed():
+            with suppress(PagedrunError, httpx.HTTPError):
+                self._soon(self._learn()).result()
+
     def call(self, work: Callable[[], None]) -> None:
         """At once: what `keeper` does is done by the server, in this order."""
         work()
@@ -138,21 +147,46 @@ class RemoteService(Answerer):
         await self._client.aclose()
 
     async def _ask(self, asking: Asking) -> None:
+        try:
+            try:
+                await self._generate(asking)
+            except ReloadedError:
+                await self._learn()
+                self._check(asking.request)
+                await self._generate(asking)
+        except PagedrunError as e:
+            asking.failed(e)
+        except httpx.HTTPError as e:
+            asking.failed(unreachable(self._address, e))
+        except (ValueError, KeyError, TypeError) as e:
+            asking.failed(EngineError(f"what the server at {self.where} says cannot be read: {e}"))
+
+    async def _generate(self, asking: Asking) -> None:
+        engine, request = self._engine, wire.request_to_json(asking.request)
+        body = {"id": asking.id, "model": engine.name, "loaded": engine.loaded, "request": request}
         began = False
         try:
-            body = {"id": asking.id, "model": self._engine.name, "request": wire.request_to_json(asking.request)}
             async with self._client.stream("POST", "/v1/pagedrun/generate", json=body) as answer:
                 if answer.status_code != 200:
                     await answer.aread()
                     checked(self._address, answer)
                 began = True
                 asking.ended(await self._follow(answer, asking))
-        except PagedrunError as e:
-            asking.failed(e)
         except httpx.HTTPError as e:
-            asking.failed(self._broken_off() if began else unreachable(self._address, e))
-        except (ValueError, KeyError, TypeError) as e:
-            asking.failed(EngineError(f"what the server at {self.where} says cannot be read: {e}"))
+            raise self._broken_off() if began else unreachable(self._address, e) from e
+
+    async def _learn(self) -> None:
+        """How the model is loaded now. Raises PagedrunError, ModelError where it is another one; httpx.HTTPError."""
+        record = running.at(self._address.url)
+        if record is not None and record.secret != self._address.secret:
+            self._address = replace(self._address, secret=record.secret, pid=record.pid)
+            self._client.headers[running.OWNER] = record.secret
+        found = await connect_again(self._client, self._address, self._engine.name)
+        was, now = self._engine.identity, found.identity
+        if (was and was.model) != (now and now.model):
+            hint = "leave, and start again"
+            raise ModelError(f"the server at {self.where} has another file under the name {found.name} now", hint=hint)
+        self._engine = found
 
     async def _follow(self, answer: httpx.Response, asking: Asking) -> Finished:
         async for line in answer.aiter_lines():

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -18,7 +17,7 @@ from pagedrun.server.body import Gone
 from pagedrun.server.chat_fields import REFUSED, ChatRequest
 from pagedrun.server.completions import CompletionPresenter, CompletionRequest
 from pagedrun.server.direct import CancelRequest, GenerateRequest
-from pagedrun.server.docs import SCHEMAS, page
+from pagedrun.server.docs import describe, page
 from pagedrun.server.embeddings import EmbeddingRequest
 from pagedrun.server.errors import ApiError, of_ours
 from pagedrun.server.fields import validated
@@ -165,9 +164,7 @@ def _add_own(app: FastAPI, own: Own) -> None:
 def _add_docs(app: FastAPI) -> None:
     def description() -> dict[str, Any]:
         if app.openapi_schema is None:
-            found = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            found.setdefault("components", {}).setdefault("schemas", {}).update(SCHEMAS)
-            app.openapi_schema = found
+            app.openapi_schema = describe(app)
         return app.openapi_schema
 
     async def openapi() -> Response:
@@ -193,5 +190,9 @@ async def _our_error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     """No such path, or not with this method."""
     assert isinstance(error, HTTPException)
-    told = ApiError(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}")
-    return JSONResponse(body_for(request.url.path, told), told.status, error.headers)
+    path = request.url.path
+    known = {getattr(route, "path", "") for route in request.app.routes} - {"/", path}
+    near = next((one for one in (f"/v1{path}", path.removeprefix("/v1")) if one in known), "")
+    more = f" (did you mean {near}?)" if error.status_code == 404 and near else ""
+    told = ApiError(error.status_code, f"{request.method} {path[:200]}: {error.detail}{more}")
+    return JSONResponse(body_for(path, told), told.status, error.headers)

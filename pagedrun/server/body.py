@@ -23,6 +23,8 @@ class Gone(Exception):  # noqa: N818 - nothing went wrong
 
 async def read_json(request: Request, limit: int, executor: Executor) -> dict[str, Any]:
     """The object that was sent, of at most `limit` bytes. Raises ApiError, and Gone when the client left."""
+    if (encoding := request.headers.get("content-encoding", "identity").lower()) != "identity":
+        raise invalid(f"the body is encoded ({encoding[:50]}), which is not supported", code="unsupported_encoding")
     data = await _read(request, limit)
     if len(data) < _LARGE:
         return parse(data)

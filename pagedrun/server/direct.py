@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -14,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from pagedrun import __version__, wire
-from pagedrun.errors import EngineError, PagedrunError
+from pagedrun.errors import EngineError, PagedrunError, ReloadedError
 from pagedrun.request import Event, Finished, FinishReason, GenerationRequest
 from pagedrun.server.answers import Answers, Task
 from pagedrun.server.body import Gone
@@ -34,12 +35,13 @@ SOON_S = 1.0
 
 
 class GenerateRequest(BaseModel):
-    """An answer to generate. id: chosen by the client, to cancel it."""
+    """An answer to generate. id: chosen by the client, to cancel it. loaded: what `engine` said last, if it said so."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     id: str = Field(pattern="^[0-9a-f]{32}$")
     model: str | None = Field(None, max_length=512)
+    loaded: str | None = Field(None, max_length=64)
     request: GenerationRequest
 
     def check(self, *, owner: bool) -> None:
@@ -115,7 +117,10 @@ class Generating(Response):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            answer = Direct(await self._loaded(send), self._asked.request)
+            serving = await self._loaded(send)
+            if self._asked.loaded not in (None, engine(serving)["loaded"]):
+                raise ReloadedError(f"'{serving.name}' is loaded otherwise than before")
+            answer = Direct(serving, self._asked.request)
             async with answer:
                 self._under[self._asked.id] = answer
                 await self._send(send, b"\n")  # it is known from now on
@@ -161,10 +166,10 @@ def cancel(asked: CancelRequest, under: dict[str, Direct]) -> dict[str, Any]:
 
 
 def engine(serving: Serving) -> dict[str, Any]:
-    """The model and how it is loaded, for clients that have its file as well."""
+    """The model and how it is loaded, for clients that have its file as well; `loaded` stands for all the rest."""
     service = serving.service
     info = asdict(service.model)
-    return {
+    found = {
         "wire": wire.VERSION,
         "version": __version__,
         "name": serving.name,
@@ -176,6 +181,7 @@ def engine(serving: Serving) -> dict[str, Any]:
         "keeps": service.keeper is not None,
         "keep_alive_s": serving.settings.keep_alive_s,
     }
+    return {**found, "loaded": hashlib.blake2b(_line(found), digest_size=8).hexdigest()}
 
 
 def _line(data: Any) -> bytes:

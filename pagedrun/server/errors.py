@@ -11,6 +11,7 @@ from pagedrun.errors import (
     EngineError,
     PagedrunError,
     ParameterError,
+    ReloadedError,
     RequestError,
     SessionInUseError,
     SessionNotFoundError,
@@ -19,7 +20,11 @@ from pagedrun.errors import (
 from pagedrun.sampling import SamplingParams
 
 _SAMPLING = {f.name for f in fields(SamplingParams)}
-_SESSIONS = ((SessionNotFoundError, 404, "session_not_found"), (SessionInUseError, 409, "session_in_use"))
+_KINDS = (
+    (SessionNotFoundError, 404, "session_not_found"),
+    (SessionInUseError, 409, "session_in_use"),
+    (ReloadedError, 409, "loaded_otherwise"),
+)
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -54,11 +59,21 @@ class ApiError(Exception):
         """OpenAI's name for the kind."""
         return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
+    def asked_at(self, path: str) -> ApiError:
+        """The same, with the name that a prompt has at this path."""
+        if self.code == "context_length_exceeded" and self.param == "messages":
+            self.param = _PROMPTS.get(path, self.param)
+        return self
+
     @property
     def body(self) -> dict[str, Any]:
         """The JSON of the response."""
         found = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": {**found, **self.more}}
+
+
+#: What a prompt is called, by path; "messages" elsewhere.
+_PROMPTS = {"/v1/completions": "prompt", "/v1/responses": "input"}
 
 
 def invalid(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
@@ -97,7 +112,7 @@ def of_ours(error: PagedrunError) -> ApiError:
         return invalid(message, first if first in _SAMPLING else None)
     if isinstance(error, (RequestError, UsageError)):
         return invalid(message)
-    for kind, status, code in _SESSIONS:
+    for kind, status, code in _KINDS:
         if isinstance(error, kind):
             return ApiError(status, message, code=code)
     if isinstance(error, EngineError) and "stopped" in error.message:

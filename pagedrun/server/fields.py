@@ -169,6 +169,8 @@ def _said(error: ValidationError) -> ApiError:
         return invalid(f"missing '{param}'", param, "missing_required_parameter")
     if first["type"] == "extra_forbidden":
         return invalid(f"unknown field '{param}'", param, "unknown_parameter")
+    if first["type"] == "string_too_short":
+        return invalid(f"'{param}' is an empty text: write something, or leave it out", param)
     kind = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
     return invalid(f"'{param}': {first['msg'][:1].lower()}{first['msg'][1:]}", param, kind)
 

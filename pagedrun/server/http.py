@@ -88,7 +88,7 @@ class Answering(Response):
                     await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (ApiError, PagedrunError) as e:
-            error = e if isinstance(e, ApiError) else of_ours(e)
+            error = (e if isinstance(e, ApiError) else of_ours(e)).asked_at(scope["path"])
             if not self._started:
                 body = presenter.error_body(error) if presenter else body_for(scope["path"], error)
                 await JSONResponse(body, error.status, error.headers)(scope, receive, send)

@@ -28,3 +28,4 @@ def add_post(app: FastAPI, path: str, endpoint: Endpoint, model: type[Any]) -> N
 def add_get(app: FastAPI, path: str, endpoint: Callable[..., Response | Awaitable[Response]], description: str) -> None:
     """One without a body."""
     app.add_api_route(path, endpoint, methods=["GET"], description=description, response_model=None)
+    app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False, response_model=None)

@@ -27,7 +27,9 @@ def bind(host: str, port: int) -> socket.socket:
     """A socket that nobody can connect to before the server listens; port 0 picks one. Raises UsageError."""
     sock = None
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(
+            host.removeprefix("[").removesuffix("]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
         family, kind, protocol, _, address = found[0]
         sock = socket.socket(family, kind, protocol)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -40,7 +42,8 @@ def bind(host: str, port: int) -> socket.socket:
                 f"port {port} of {host} is in use", hint="another one: --port; any that is free: --port 0"
             ) from e
         what = e.strerror if isinstance(e, OSError) else "no name of a machine"
-        raise UsageError(f"cannot listen on {host}, port {port}: {what}") from e
+        hint = "an address of this machine: 127.0.0.1, ::1, 0.0.0.0 for all"
+        raise UsageError(f"cannot listen on {host or repr(host)}, port {port}: {what}", hint=hint) from e
     return sock
 
 

@@ -160,6 +160,10 @@ class PagedMemory:
         """The oldest one with idle pages that cannot leave the device."""
         return self.resting.forget_one(all_of_it=all_of_it)
 
+    def refusal(self) -> str:
+        """What the store says where it cannot make frames that the budget allows."""
+        return self._manager.refusal()
+
     def stats(self) -> KvStats | None:
         """As the manager counts them, with the buffers, and what rests."""
         index = self.resting.index

@@ -110,6 +110,10 @@ class PlainSlots:
         """Nothing is in anybody's way."""
         return False
 
+    def refusal(self) -> str:
+        """All memory is there."""
+        return ""
+
     def stats(self) -> KvStats | None:
         """None."""
         return None

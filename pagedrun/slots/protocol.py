@@ -159,6 +159,10 @@ class Slots(Protocol):
         """
         ...
 
+    def refusal(self) -> str:
+        """What the system says where it does not give the memory that it may take; empty where it does."""
+        ...
+
     def stats(self) -> KvStats | None:
         """Figures of the pages; None: there are none."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from pagedrun import units
 from pagedrun.cli import console, generate
@@ -16,6 +17,9 @@ from pagedrun.cli.repl.prompt import CommandInstead, LineReader
 from pagedrun.cli.repl.state import ChatState
 from pagedrun.errors import ContextLengthError, EngineError, OutputError, PagedrunError
 from pagedrun.request import FinishReason
+
+if TYPE_CHECKING:
+    from pagedrun.request import GenerationRequest
 
 #: The exit code when the context cut something off.
 CUT_OFF = 3
@@ -82,7 +86,7 @@ class Chat:
 
     def _ask(self, conversation: Conversation, question: str) -> None:
         request, rendered = self.state.request(conversation, question)
-        roomy = self._make_room(conversation, question, Room(len(request.prompt), self.state.context_size))
+        roomy = self._make_room(conversation, question, self._room(request))
         if roomy is not conversation:
             conversation = roomy
             request, rendered = self.state.request(conversation, question)
@@ -160,6 +164,13 @@ class Chat:
             + ("; /drop makes room" if conversation.active else "")
         )
         return conversation
+
+    def _room(self, request: GenerationRequest) -> Room:
+        """How much the context has left; asked again before it is said to be full."""
+        used = len(request.prompt)
+        if Room(used, self.state.context_size).is_low:
+            self.state.service.refresh()
+        return Room(used, self.state.context_size)
 
     def _cut_off(self) -> None:
         """The answer ended because the context is full: say so, and offer to make room for what follows."""

@@ -32,7 +32,6 @@ PORT = 7243
 #: Models that --any-installed lets be loaded beside those that are named, as far as swap_space is divided.
 _MORE = 2
 _A_YEAR_S = 31_536_000  # longer times are taken for mistakes, and infinity is no JSON
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def _server(flags: str, help_text: str, metavar: str, **more: Any) -> Any:
@@ -237,7 +236,7 @@ def _how(
         grace_s=server.grace,
         keys=keys,
         cors=tuple(server.cors or ()),
-        hosts=("localhost", *map(str.lower, server.allowed_host or ())) if server.host in _LOOPBACK else (),
+        hosts=("localhost", *map(str.lower, server.allowed_host or ())) if _is_local(server.host) else (),
         system=template.system,
         think=generate.think_mode(located, template),
         responses=responses_dir() if server.keep_responses else None,
@@ -253,8 +252,15 @@ def _name(located: LocatedModel) -> str:
 
 def _greet(loaded: Loaded, host: str) -> None:
     console.note(f"{loaded.name} · {loaded.summary} · {loaded.service.model.device}")
-    if host not in _LOOPBACK and not loaded.settings.keys:
+    if not _is_local(host) and not loaded.settings.keys:
         console.warn(f"whoever reaches {host} may ask: there is no API key (--api-key-file)")
+
+
+def _is_local(host: str) -> bool:
+    """Whether only this machine reaches a server that listens there."""
+    from pagedrun.server.guard import is_loopback
+
+    return is_loopback(host.removeprefix("[").removesuffix("]").lower())
 
 
 def _announce(record: running.Record, url: str, sources: Sequence[LocalSource], *, any_installed: bool) -> None:

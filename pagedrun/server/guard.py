@@ -73,7 +73,7 @@ class Guard:
     def _refused(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
         host = _host(headers.get("host", ""))
-        if self._settings.hosts and host not in self._settings.hosts and not _is_loopback(host):
+        if self._settings.hosts and host not in self._settings.hosts and not is_loopback(host):
             return ApiError(403, f"this server is not called '{host[:100]}' (--allowed-host)", code="host_not_allowed")
         origin = headers.get("origin")
         if origin is not None and not self._may_ask(origin, headers.get("host", "")):
@@ -124,7 +124,8 @@ def _host(header: str) -> str:
     return header.partition(":")[0].lower()
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address, without brackets, is this machine's for itself."""
     if host == "localhost":
         return True
     try:

@@ -180,6 +180,8 @@ SMALL = {
     "https://example.org/a_(b)?x=1. (https://example.org/c)": (
         "<p><a>https://example.org/a_(b)?x=1</>. (<a>https://example.org/c</>)</>"
     ),
+    "## C# ##\n### F#": "<h4>C#</><h5>F#</>",
+    "``a`b`` and ``c`": "<p><code>a`b</> and ``c`</>",
     "[a](https://example.org/a_(b))": "<p><a>a</></>",
     "|`a|b`|c \\| d|\n|:-:|-:|\n|1<br>2|3|": (
         "<div table><table><tr><th center><code>a|b</></><th right>c | d</></>"

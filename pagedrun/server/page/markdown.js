@@ -1,7 +1,7 @@
 // Markdown as models write it, into DOM nodes. Text is only ever text: nothing here takes HTML.
 
 const FENCE = /^(\s{0,3})(`{3,}|~{3,})\s*([^\s`]*)[^`]*$/;
-const HEADING = /^\s{0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
+const HEADING = /^\s{0,3}(#{1,6})\s+(.*)$/;
 const RULE = /^\s{0,3}([-*_])(\s*\1){2,}\s*$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const QUOTE = /^\s{0,3}>\s?(.*)$/;
@@ -45,7 +45,7 @@ function split(text) {
       block = { kind: "code", language, text: code.join("\n") };
     } else if ((found = HEADING.exec(line))) {
       at++;
-      block = { kind: "heading", level: found[1].length, text: found[2] };
+      block = { kind: "heading", level: found[1].length, text: found[2].trimEnd().replace(/(^|\s)#+$/, "").trimEnd() };
     } else if (RULE.test(line)) {
       at++;
       block = { kind: "rule" };
@@ -206,7 +206,7 @@ function list(lines, codeTools, depth) {
 }
 
 const INLINE = [
-  [/^(`+)([\s\S]*?[^`])\1(?!`)/, (m) => make("code", "", m[2].replace(/^ (.*) $/, "$1"))],
+  [/^(`+)(?!`)([\s\S]*?[^`])\1(?!`)/, (m) => make("code", "", m[2].replace(/^ (.*) $/, "$1"))],
   [/^\\\([\s\S]+?\\\)|^\\\[[\s\S]+?\\\]|^\$\$[\s\S]+?\$\$|^\$(?=[^\s$])[^$\n]*[^\s$]\$(?!\w)/, (m) => make("span", "math", m[0])],
   [/^<br ?\/?>/i, () => make("br")],
   [/^\*\*\*(?=[^\s*])([\s\S]*?[^\s*])\*\*\*(?!\*)/, (m, d) => wrapped("em", inlineInto(make("strong"), m[1], d + 1))],
@@ -250,6 +250,12 @@ function inlineInto(box, text, depth = 0) {
         }
       }
       if (found) continue;
+      if (char === "`") {
+        const [run] = /^`+/.exec(rest); // that nothing closes is text, all of it
+        plain += run;
+        at += run.length;
+        continue;
+      }
     }
     if (char === "\\" && /[\\`*_{}[\]()#+\-.!|<>~$]/.test(text[at + 1] || "")) at++;
     plain += text[at];

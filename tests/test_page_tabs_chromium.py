@@ -167,13 +167,15 @@ def test_a_page_that_died_while_it_wrote(visit: Any) -> None:
     """Nobody says any more that the answer is written: half a minute later it is over."""
     with visit() as v:
         v.ask("first")
-        age = "m => { const k = Object.keys(localStorage).find(k => k.startsWith('pagedrun.chat.'));"
-        age += "const c = JSON.parse(localStorage[k]); c.messages[1].writing = Date.now() - m; c.rev = 'dead.1';"
-        age += "localStorage[k] = JSON.stringify(c) }"
+        dies = "() => { const k = Object.keys(localStorage).find(k => k.startsWith('pagedrun.chat.'));"
+        dies += "const c = JSON.parse(localStorage[k]); c.messages[1].writing = Date.now(); c.rev = 'dead.1';"
+        dies += "localStorage[k] = JSON.stringify(c) }"
+        v.context.add_init_script("const now = Date.now; window.later = 0; Date.now = () => now() + window.later")
         other = v.another()
         other.click("#list .open")
-        v.page.evaluate(age, 28_000)
+        v.page.evaluate(dies)
         other.wait_for_selector(".assistant[aria-busy=true]")
+        other.evaluate("window.later = 30_000")
         other.wait_for_selector(".note >> text=The answer ends here")
         other.fill("#message", "second")
         other.keyboard.press("Enter")

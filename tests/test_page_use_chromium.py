@@ -139,7 +139,7 @@ def test_undo_on_a_narrow_screen(visit: Any) -> None:
 def test_a_model_that_is_being_loaded(visit: Any, tmp_path: Path) -> None:
     other = tmp_path / "other.gguf"
     other.write_bytes(b"GGUF")
-    with visit(LONG, str(other), load_s=1, step_s=0.01) as v:
+    with visit(LONG, str(other), load_s=3, step_s=0.01) as v:
         tab = v.another()
         v.page.select_option("#model", "other")
         v.page.wait_for_selector("#memory-none >> text=is loaded when you send")

@@ -279,6 +279,19 @@ def test_a_session_goes_on_before_its_model_goes() -> None:
         run(work())
 
 
+def test_a_look_loads_nothing() -> None:
+    with several(*trio()) as server:
+
+        async def work() -> None:
+            for path in ("/v1/pagedrun/engine?model=two", "/v1/models/two", "/v1/pagedrun/stats?model=two"):
+                path, _, query = path.partition("?")
+                caller = Caller(server.app, path, None, method="HEAD", query=query.encode())
+                await caller.task
+                assert caller.status in (200, 404, 405) and server.loaded == ["one"], path
+
+        run(work())
+
+
 def test_loading_and_unloading_by_hand() -> None:
     with several(*trio()) as server:
 

@@ -134,7 +134,7 @@ def test_a_base_url_with_v1_too_many_or_too_few(fake: Fake, path: str, meant: st
 
 
 def test_what_can_be_got_can_be_looked_at(fake: Fake) -> None:
-    for path in ("/health", "/ready", "/v1/models", "/metrics"):
+    for path in ("/health", "/ready", "/v1/models", "/metrics", "/docs", "/openapi.json", "/"):
         assert fake.call("HEAD", path).status_code == 200
     assert fake.call("HEAD", "/v1/pagedrun/plan?model=other").status_code == 404
 

@@ -154,7 +154,7 @@ def _add_responses(app: FastAPI, models: Models) -> None:
 
 
 def _add_own(app: FastAPI, own: Own) -> None:
-    add_get(app, "/v1/pagedrun/engine", own.engine, own.engine.__doc__ or "")
+    add_get(app, "/v1/pagedrun/engine", own.engine, own.engine.__doc__ or "", head=False)  # it loads the model
     add_post(app, "/v1/pagedrun/generate", own.generate, GenerateRequest)
     add_post(app, "/v1/pagedrun/cancel", own.cancel, CancelRequest)
     add_post(app, "/v1/pagedrun/sessions/use", own.use_session, UseRequest)
@@ -173,8 +173,8 @@ def _add_docs(app: FastAPI) -> None:
     async def docs() -> Response:
         return HTMLResponse(page(description()))
 
-    app.add_api_route("/openapi.json", openapi, include_in_schema=False)
-    app.add_api_route("/docs", docs, include_in_schema=False)
+    app.add_api_route("/openapi.json", openapi, methods=["GET", "HEAD"], include_in_schema=False)
+    app.add_api_route("/docs", docs, methods=["GET", "HEAD"], include_in_schema=False)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -25,7 +25,15 @@ def add_post(app: FastAPI, path: str, endpoint: Endpoint, model: type[Any]) -> N
     )
 
 
-def add_get(app: FastAPI, path: str, endpoint: Callable[..., Response | Awaitable[Response]], description: str) -> None:
-    """One without a body."""
+def add_get(
+    app: FastAPI,
+    path: str,
+    endpoint: Callable[..., Response | Awaitable[Response]],
+    description: str,
+    *,
+    head: bool = True,
+) -> None:
+    """One without a body. head: whether HEAD is answered too, as who asks so does not want anything to be done."""
     app.add_api_route(path, endpoint, methods=["GET"], description=description, response_model=None)
-    app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False, response_model=None)
+    if head:
+        app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False, response_model=None)

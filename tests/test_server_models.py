@@ -279,6 +279,26 @@ def test_a_session_goes_on_before_its_model_goes() -> None:
         run(work())
 
 
+def test_one_that_is_used_while_another_is_loaded_is_not_idle() -> None:
+    """Nothing goes while something comes; what was idle when that began may have been used meanwhile."""
+    with several(*trio(), keep_s=10) as server:
+
+        async def work() -> None:
+            server.sources["two"].may_go.clear()
+            other = server.ask("two")
+            await eventually(lambda: server.sources["two"].began == 1)
+            server.clock.now = 10.0
+            going = asyncio.ensure_future(server.models.mover.unload_unused())
+            assert "I am one" in await server.answer("one")
+            await eventually(lambda: not server.serving("one").busy)
+            server.sources["two"].may_go.set()
+            await other.until(lambda c: c.done)
+            await going
+            assert server.loaded == ["one", "two"]
+
+        run(work())
+
+
 def test_a_look_loads_nothing() -> None:
     with several(*trio()) as server:
 

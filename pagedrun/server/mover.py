@@ -129,6 +129,8 @@ class Mover:
             serving = served.serving
             if serving is None or serving.busy or served.source is None or self._stopping:
                 return False
+            if why == "idle" and self._clock() < self._due(served):  # it was used while something else came
+                return False
             served.turn("unloading")
             try:
                 await self._run(serving.close)

@@ -139,6 +139,21 @@ def test_what_can_be_got_can_be_looked_at(fake: Fake) -> None:
     assert fake.call("HEAD", "/v1/pagedrun/plan?model=other").status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/health", "GET, HEAD"),
+        ("/v1/responses/x", "DELETE, GET, HEAD"),
+        ("/v1/pagedrun/engine", "GET"),
+        ("/", "GET, HEAD"),
+    ],
+)
+def test_a_method_that_a_path_does_not_have(fake: Fake, path: str, methods: str) -> None:
+    answer = fake.call("POST", path)
+    assert error_of(answer, 405)["message"] == f"POST {path}: Method Not Allowed"
+    assert answer.headers["allow"] == methods
+
+
 def test_a_body_that_is_compressed(fake: Fake) -> None:
     answer = fake.call("POST", "/v1/chat/completions", content=b"\x1f\x8b", headers={"content-encoding": "gzip"})
     assert error_of(answer, 400)["code"] == "unsupported_encoding"

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
 
 from pagedrun import __version__
 from pagedrun.errors import PagedrunError
@@ -195,4 +196,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
     near = next((one for one in (f"/v1{path}", path.removeprefix("/v1")) if one in known), "")
     more = f" (did you mean {near}?)" if error.status_code == 404 and near else ""
     told = ApiError(error.status_code, f"{request.method} {path[:200]}: {error.detail}{more}")
-    return JSONResponse(body_for(path, told), told.status, error.headers)
+    headers = error.headers if error.status_code != 405 else {"Allow": ", ".join(_methods(request))}
+    return JSONResponse(body_for(path, told), told.status, headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """Those that a path has."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    found = [route.methods or () for route in routes if route.path_regex.match(request.url.path)]
+    return sorted({method for methods in found for method in methods})

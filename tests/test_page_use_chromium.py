@@ -81,6 +81,18 @@ def test_many_conversations(visit: Any) -> None:
         assert "Number 4" in v.titles and "Number 3" not in v.titles
 
 
+def test_what_is_deleted_is_not_kept(visit: Any) -> None:
+    with visit() as v:
+        v.ask()
+        v.page.click("#new")
+        v.page.evaluate("import('/page/store.js').then((store) => { window.kept = new WeakRef(store.all()[0]); })")
+        assert v.page.evaluate("kept.deref().title") == "hi"
+        v.page.focus("#list .open")
+        v.page.keyboard.press("Delete")
+        v.page.request_gc()
+        assert v.page.evaluate("kept.deref() === undefined")
+
+
 def test_what_goes_away_with_a_new_answer_comes_back(visit: Any) -> None:
     with visit() as v:
         for text in ("one", "two", "three"):

@@ -22,8 +22,9 @@ const heads = new Map(); // name: {text, head}
 /** {id, title, updated} of every conversation, the newest first. */
 export function all() {
   const found = [];
-  for (const name of local.names()) {
-    if (!name.startsWith(PREFIX)) continue;
+  const names = new Set(local.names().filter((name) => name.startsWith(PREFIX)));
+  for (const name of heads.keys()) if (!names.has(name)) heads.delete(name);
+  for (const name of names) {
     const text = local.get(name);
     if (heads.get(name)?.text !== text) heads.set(name, { text, head: headOf(parsed(text)) });
     const { head } = heads.get(name);

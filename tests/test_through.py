@@ -473,3 +473,20 @@ def test_another_model_at_the_same_address_is_not_asked(
     with remote, serve("--port", live.url.rpartition(":")[2], FAKE_DIGEST="other"):
         *_, ended = remote.submit(GenerationRequest(prompt=(1, 2)))
     assert ended.error and "has another file under the name model now" in ended.error.message
+
+
+def test_the_same_model_of_another_server_is_asked_as_its_user(model: Path, serve: Any) -> None:
+    """However alike they are: it has another process, and another secret."""
+    from pagedrun.remote import Address, RemoteService, connect
+    from pagedrun.request import GenerationRequest
+    from tests.fakes import FakeVocab
+
+    with serve() as live:
+        record = running.at(live.url)
+        assert record is not None
+        address = Address(url=live.url, secret=record.secret, pid=record.pid)
+        remote = RemoteService(address, connect(address, "model"), FakeVocab(), None)  # type: ignore[arg-type]
+        assert live.stop() == 0
+    with remote, serve("--port", live.url.rpartition(":")[2]) as other:
+        *_, ended = remote.submit(GenerationRequest(prompt=(1, 2)))
+        assert not ended.error and remote.pid == other.process.pid

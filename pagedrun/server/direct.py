@@ -166,7 +166,10 @@ def cancel(asked: CancelRequest, under: dict[str, Direct]) -> dict[str, Any]:
 
 
 def engine(serving: Serving) -> dict[str, Any]:
-    """The model and how it is loaded, for clients that have its file as well; `loaded` stands for all the rest."""
+    """The model and how it is loaded, for clients that have its file as well.
+
+    `loaded` stands for all the rest, and for this server, as another one has another secret.
+    """
     service = serving.service
     info = asdict(service.model)
     found = {
@@ -181,7 +184,11 @@ def engine(serving: Serving) -> dict[str, Any]:
         "keeps": service.keeper is not None,
         "keep_alive_s": serving.settings.keep_alive_s,
     }
-    return {**found, "loaded": hashlib.blake2b(_line(found), digest_size=8).hexdigest()}
+    return {**found, "loaded": _digest(found, serving.settings.secret)}
+
+
+def _digest(data: Any, key: str) -> str:
+    return hashlib.blake2b(_line(data), key=key.encode(), digest_size=8).hexdigest()
 
 
 def _line(data: Any) -> bytes:

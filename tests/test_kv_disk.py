@@ -97,6 +97,8 @@ def test_a_disk_that_is_full_is_left_alone_for_a_while(
     assert "the spill file takes no more" in said and "No space left on device" in said
     now[0] *= 2
     assert file.write(page(1)) == 0
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    assert file.write(page(2)) == NONE and caplog.messages == [said, said]  # full again: that is news
 
 
 def test_parts_of_pages_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,7 @@ class SpillFile:
         self.slot_bytes = slot_bytes
         self.n_slots = 0 if space is None else space.limit // slot_bytes
         self.refused = ""
+        self._said = ""  # of that, since a page was last written
         self._clock = clock
         self._again = -np.inf  # when writing is tried again
         self._sums = np.zeros(self.n_slots, np.uint32)
@@ -95,6 +96,7 @@ class SpillFile:
             self._free.insert(0, slot)  # it may be this place that is bad: the others come first
             return NONE
         self._sums[slot] = zlib.crc32(contents)
+        self._said = ""
         return slot
 
     def read(self, slot: int) -> npt.NDArray[np.uint8] | None:
@@ -114,9 +116,9 @@ class SpillFile:
         self._free += slots.tolist()
 
     def _refuse(self, said: str) -> None:
-        if said != self.refused:
+        if said != self._said:
             log.warning("the spill file takes no more (disk_space), and idle pages stay in RAM: %s", said)
-        self.refused = said
+        self.refused = self._said = said
         self._again = self._clock() + RETRY_S
 
     def _write(self, slot: int, data: memoryview) -> None:

@@ -317,7 +317,7 @@ def test_nothing_of_it_is_in_the_log(live: Live) -> None:
     assert "France" not in live.log and "k3y" not in live.log and "Traceback" not in live.log
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_stopping(library: Library, smollm2: Path, tmp_path: Path, how: int) -> None:
     with live_server(tmp_path, str(smollm2), "--max-seq-len", "512", "-t", "1", "--grace", "0.5") as live:
         ask = {"messages": CAPITAL, "stream": True, "ignore_eos": True}

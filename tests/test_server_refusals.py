@@ -194,10 +194,14 @@ def test_a_defect_is_a_500_and_no_more(fake: Fake, monkeypatch: pytest.MonkeyPat
 def test_keys() -> None:
     with fake_server(keys=("right", "other")) as fake:
         assert error_of(fake.chat(), 401)["code"] == "invalid_api_key"
-        for headers in ({"authorization": "Bearer wrong"}, {"authorization": "right"}, {"x-api-key": ""}):
+        for headers, sent in (
+            ({"authorization": "Bearer wrong"}, True),
+            ({"authorization": "right"}, False),
+            ({"x-api-key": ""}, False),
+        ):
             answer = fake.post(PATH, CHAT, headers=headers)
             assert answer.headers["www-authenticate"] == "Bearer" and "wrong" not in answer.text
-            error_of(answer, 401)
+            assert ("Incorrect" in error_of(answer, 401)["message"]) == sent
         for headers in ({"authorization": "Bearer right"}, {"authorization": "bearer other"}, {"x-api-key": "right"}):
             assert fake.post(PATH, CHAT, headers=headers).status_code == 200
         assert fake.call("GET", "/health").status_code == 200

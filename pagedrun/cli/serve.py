@@ -146,10 +146,11 @@ def serve(
 
     Without MODEL: the one used last, or the small one that comes with pagedrun. The first of several is loaded at once,
     others when somebody asks for them; where memory is short those leave that nobody uses, the one used longest ago
-    first. gpu_memory, swap_space and cache_disk are for all of them together. /docs lists what can be asked. Ctrl-C or
-    SIGTERM stops it: running answers may end first, a second Ctrl-C ends them; then conversations are saved, which a
-    further one skips. Requests are not logged; -v shows their paths, status and time, but neither prompts nor answers.
-    A model for embeddings is served at /v1/embeddings. A browser finds a page to chat with at /.
+    first. gpu_memory, swap_space and cache_disk are for all of them together. /docs lists what can be asked. Ctrl-C,
+    SIGTERM or a terminal that closes stop it: running answers may end first, a second Ctrl-C ends them; then
+    conversations are saved, which a further one skips. Requests are not logged; -v shows their paths, status and time,
+    but neither prompts nor answers. A model for embeddings is served at /v1/embeddings. A browser finds a page to chat
+    with at /.
 
     Options can be in the settings file too, in a table [serve], by their long names with _ for -.
 

@@ -27,6 +27,8 @@ log = logging.getLogger("pagedrun.server")
 #: Where no key is needed: whether it runs, what can be asked, and the page, which asks for a key itself.
 OPEN = frozenset({"/health", "/ready", "/docs", "/openapi.json"}) | web.paths()
 
+_NO_KEY = "No API key was sent: this server wants it as 'Authorization: Bearer KEY'."
+
 
 class Guard:
     """ASGI middleware. paths: those that metrics may name."""
@@ -80,7 +82,8 @@ class Guard:
             return ApiError(403, "pages of this origin may not ask here (--cors)", code="origin_not_allowed")
         if self._keys and scope["path"] not in OPEN and scope["method"] != "OPTIONS" and not self._knows_key(headers):
             wanted = {"WWW-Authenticate": "Bearer"}
-            return ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=wanted)
+            said = "Incorrect API key provided." if _given(headers) else _NO_KEY
+            return ApiError(401, said, code="invalid_api_key", headers=wanted)
         return None
 
     def _may_ask(self, origin: str, host: str) -> bool:
@@ -89,9 +92,7 @@ class Guard:
 
     def _knows_key(self, headers: Headers) -> bool:
         """Whether a key is one of ours. Takes the same time for every wrong one."""
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        digest = _digest(given)
+        digest = _digest(_given(headers))
         known = False
         for key in self._keys:
             known |= hmac.compare_digest(key, digest)
@@ -111,6 +112,12 @@ def event_for(path: str, error: ApiError) -> bytes:
         told = {"code": error.code or "server_error", "message": error.message, "param": error.param}
         return sse({"type": "error", "sequence_number": 0, **told}, "error")
     return sse(error.body)
+
+
+def _given(headers: Headers) -> str:
+    """The key that was sent; "": none."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def _digest(key: str) -> bytes:

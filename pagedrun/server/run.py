@@ -96,9 +96,11 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Both signals stop it, and are no error: uvicorn would raise them again before the model is freed."""
+        """All of them stop it, and are no error: uvicorn would raise them again before the model is freed."""
         loop = asyncio.get_running_loop()
-        signals = (signal.SIGINT, signal.SIGTERM)
+        signals = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+            signals.append(signal.SIGHUP)  # its terminal was closed
         for one in signals:
             loop.add_signal_handler(one, self.ask_to_stop)
         try:

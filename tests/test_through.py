@@ -404,6 +404,19 @@ def test_stop_never_signals_a_process_that_is_no_server(
     record.close()
 
 
+def test_who_has_the_model_loaded_is_asked_first(complete: Complete, model: Path, serve: Any, tmp_path: Path) -> None:
+    folder, second = tmp_path / "second", tmp_path / "second.gguf"
+    folder.mkdir()
+    second.write_bytes(model.read_bytes())
+    more = {"module": "tests.cli_program", "FAKE_DIGEST": "fake", "PAGEDRUN_STATE": str(tmp_path / "state")}
+    with serve() as older, live_server(folder, str(second), str(model), **more) as newer:
+        ran = complete(here(), "-n", "2", "hi")
+        assert ran.code == 0 and f"answered by the server at {older.url}" in ran.err
+        assert older.stop() == 0
+        ran = complete(here(), "-n", "2", "hi")
+        assert ran.code == 0 and f"answered by the server at {newer.url}" in ran.err
+
+
 def test_a_server_that_serves_whatever_is_here(
     model: Path, serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:

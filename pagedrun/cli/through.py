@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from pagedrun import hub, running
 from pagedrun.cli import console, generate
@@ -98,12 +99,23 @@ def _find(
 
 
 def _having(located: hub.LocatedModel) -> list[tuple[running.Running, str]]:
-    """The user's servers that have a model, and what they call it; last those that would load it."""
+    """The user's servers that have a model, and what they call it: first who has it loaded, last who would find it."""
     servers = running.found()
     have = [(one, name) for one in servers if (name := one.has(located.path)) is not None]
     others = [one for one in servers if one.any_installed and one.has(located.path) is None]
     listed = _listed(located) if others else None
-    return have + [(one, listed) for one in others if listed is not None]
+    candidates = have + [(one, listed) for one in others if listed is not None]
+    return sorted(candidates, key=lambda one: not _is_loaded(*one)) if len(candidates) > 1 else candidates
+
+
+def _is_loaded(server: running.Running, name: str) -> bool:
+    """Whether it need not load it; False also for a server that does not say."""
+    from pagedrun.remote import get
+
+    try:
+        return bool(get(_known(server.url, server), f"/v1/models/{quote(name, safe='')}")["pagedrun"]["loaded"])
+    except (PagedrunError, KeyError, TypeError):
+        return False
 
 
 def _listed(located: hub.LocatedModel) -> str | None:

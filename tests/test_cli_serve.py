@@ -128,6 +128,14 @@ def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     return capsys.readouterr().err
 
 
+def test_a_key_of_the_environment_that_is_empty_is_none_at_all(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGEDRUN_API_KEY", " ")
+    said = refused(capsys, monkeypatch, str(model), "--port", "0")
+    assert "PAGEDRUN_API_KEY is empty" in said and "hint:  unset it" in said
+
+
 def test_a_port_that_is_taken(
     model: Path, taken: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

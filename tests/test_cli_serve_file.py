@@ -145,7 +145,7 @@ def test_several_models_and_how_long_they_stay(serve: Serve) -> None:
     [
         ("[serve]\nprot = 1\n", "serve.toml: [serve] prot: there is no such setting", "did you mean port?"),
         ("[serve]\nx = 1\n", "[serve] x: there is no such setting", "known: allowed_host, any_installed, api_key_file"),
-        ("[serve]\nmax_seq_len = 1\n", "[serve] max_seq_len: there is no such setting", "known: "),
+        ("[serve]\nmax_seq_len = 1\n", "[serve] max_seq_len: there is no such setting", "put it above [serve]"),
         ('[serve]\napi_key = ["k"]\n', "[serve] api_key: there is no such setting", "api_key_file"),
         ("port = 8080\n", "serve.toml: port: there is no such setting", "under [serve]"),
         ("serve = 1\n", "serve.toml: serve is no table", "[serve]"),

@@ -104,7 +104,10 @@ class ServerOptions:
             if not found:
                 raise UsageError(f"{file_option}: {self.api_key_file} has no key")
             keys += found
-        if variable := os.environ.get("PAGEDRUN_API_KEY"):
+        variable = os.environ.get("PAGEDRUN_API_KEY")
+        if variable is not None and not variable.strip():
+            raise UsageError("PAGEDRUN_API_KEY is empty", hint="unset it to serve without a key")
+        if variable:
             keys.append(variable.strip())
         if not all(key.strip() and key.isprintable() and key.isascii() for key in keys):
             raise UsageError("an API key is empty, or has other characters than printable ones of ASCII")
@@ -152,7 +155,8 @@ def serve(
     but neither prompts nor answers. A model for embeddings is served at /v1/embeddings. A browser finds a page to chat
     with at /.
 
-    Options can be in the settings file too, in a table [serve], by their long names with _ for -.
+    Options can be in the settings file too, by their long names with _ for -: those under Engine as settings of their
+    own, the others in a table [serve] after them.
 
     Exit codes: 0 stopped, 1 it could not start, 2 wrong usage.
     """

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from typer.models import OptionInfo
 
-from pagedrun.config import SERVE, read_config
+from pagedrun.config import SERVE, EngineConfig, read_config
 from pagedrun.errors import UsageError
 from pagedrun.paths import expanded
 
@@ -28,6 +28,8 @@ G = TypeVar("G")
 
 #: Options that are none of the file's, and what to do instead.
 _REFUSED = {"api_key": "put keys into a file of their own that others cannot read, and name it with api_key_file"}
+
+_ENGINE = frozenset(field.name for field in fields(EngineConfig))
 
 
 class _Option(NamedTuple):
@@ -76,6 +78,8 @@ class ServeFile:
                 continue
             close = difflib.get_close_matches(name.lower(), self._known, 1, 0.75)
             known = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(self._known))}"
+            if name in _ENGINE:
+                known = f"it is the engine's: put it above [{SERVE}]"
             raise UsageError(f"{self._called(name)}: there is no such setting", hint=_REFUSED.get(name, known))
 
     def called(self, name: str) -> str:

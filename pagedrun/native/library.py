@@ -18,6 +18,7 @@ from pagedrun.runtime.sources import build_id
 from pagedrun.runtime.store import find_runtime
 
 _LOG_LINES = 400  # enough for everything a failing load prints
+_ANSWERS = (b"Grammar still awaiting trigger", b"Grammar triggered on")  # llama.cpp's, with the text of an answer
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,10 @@ class Library:
 
 
 class LogBuffer:
-    """llama.cpp's log: the last lines are kept for error messages, and shown on stderr when `verbose`."""
+    """llama.cpp's log: the last lines are kept for error messages, and shown on stderr when `verbose`.
+
+    Lines that quote answers are not.
+    """
 
     def __init__(self) -> None:
         self.verbose = False
@@ -38,6 +42,8 @@ class LogBuffer:
 
     def write(self, level: int, text: bytes | None, _user_data: object) -> None:
         """llama.cpp's log callback; called from any thread, must not raise."""
+        if text and text.startswith(_ANSWERS):
+            return
         line = (text or b"").decode("utf-8", "replace")
         self._lines.append(line)
         if self.verbose:

@@ -91,6 +91,9 @@ def _options(serving: Serving, ask: Ask) -> ChatOptions:
             raise invalid("'chat_template_kwargs.enable_thinking' must be true or false", "chat_template_kwargs")
     check_can_think(serving, ask.names, switch=ask.kwargs.get("enable_thinking"), effort=ask.effort, budget=ask.budget)
     budget = ask.budget
+    switch = ask.kwargs.get("enable_thinking")
+    if switch is not None and ask.effort is not None and switch == (ask.effort == "none"):
+        raise invalid(f"'{ask.names.effort}' and '{ask.names.switch}' exclude each other", ask.names.effort)
     if ask.effort == "none":
         think = False
     elif ask.effort is not None:

@@ -25,6 +25,10 @@ def ask_of(asked: ChatRequest) -> Ask:
         raise invalid("'grammar' and 'response_format' exclude each other", "grammar")
     if asked.max_tokens is not None and asked.max_completion_tokens not in (None, asked.max_tokens):
         raise invalid("'max_tokens' is another name of 'max_completion_tokens', and they differ", "max_tokens")
+    if asked.continue_final_message and asked.add_generation_prompt:
+        raise invalid(
+            "'continue_final_message' and 'add_generation_prompt' exclude each other", "add_generation_prompt"
+        )
     tools, choice = tools_of(asked)
     opens = asked.add_generation_prompt
     options = ChatOptions(

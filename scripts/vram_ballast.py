@@ -7,6 +7,7 @@ Plain cuMemAlloc allocations, held until the command ends.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import subprocess
 import sys
@@ -65,10 +66,13 @@ class Ballast:
 
 
 def main() -> int:
-    leave, command = float(sys.argv[1]) * 2**30, sys.argv[sys.argv.index("--") + 1 :]
-    left = Ballast().leave(int(leave))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("leave", type=float, metavar="LEAVE_GIB")
+    parser.add_argument("command", nargs="+", help="after --")
+    args = parser.parse_args()
+    left = Ballast().leave(int(args.leave * 2**30))
     print(f"ballast: {left / 2**30:.2f} GiB left free", file=sys.stderr, flush=True)
-    return subprocess.run(command, check=False).returncode
+    return subprocess.run(args.command, check=False).returncode
 
 
 if __name__ == "__main__":

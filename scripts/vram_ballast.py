@@ -67,12 +67,15 @@ class Ballast:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.usage = "%(prog)s LEAVE_GIB -- COMMAND ..."
     parser.add_argument("leave", type=float, metavar="LEAVE_GIB")
-    parser.add_argument("command", nargs="+", help="after --")
-    args = parser.parse_args()
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    args, command = parser.parse_args(sys.argv[1:end]), sys.argv[end + 1 :]
+    if not command:
+        parser.error("there is no command after --")
     left = Ballast().leave(int(args.leave * 2**30))
     print(f"ballast: {left / 2**30:.2f} GiB left free", file=sys.stderr, flush=True)
-    return subprocess.run(args.command, check=False).returncode
+    return subprocess.run(command, check=False).returncode
 
 
 if __name__ == "__main__":

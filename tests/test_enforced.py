@@ -111,7 +111,7 @@ UNENFORCED: list[tuple[Schema, str, str]] = [
     ({"type": "object", "required": ["b"]}, "required", ""),
     (obj({"a": INT}, required=["a", "b"]), "required", ""),
     (obj({"a": INT}, additionalProperties=True), "additionalProperties", ""),
-    ({"type": "object", "patternProperties": {"^x": INT}}, "patternProperties", ""),
+    ({"type": "object", "patternProperties": {".": INT}}, "patternProperties", ""),
     ({"type": "object", "propertyNames": {"pattern": "^x"}}, "propertyNames", ""),
     ({"type": "object", "unevaluatedProperties": False}, "unevaluatedProperties", ""),
     ({"type": "object", "additionalProperties": {"type": "number", "minimum": 1}}, "minimum", "additionalProperties"),
@@ -134,7 +134,7 @@ UNENFORCED: list[tuple[Schema, str, str]] = [
     ({**one(**{"$ref": "#/$defs/x", "maximum": 3}), "$defs": {"x": INT}}, "maximum", "properties.a"),
     ({**one(**{"$ref": "#/$defs/x"}), "$defs": {"x": {"type": "number", "maximum": 3}}}, "maximum", "$defs.x"),
     (
-        {**obj({"a": {"$ref": "#/$defs/x_y"}, "b": {"$ref": "#/$defs/x.y"}}), "$defs": {"x_y": obj({"z": INT}), "x.y": STR}},
+        {**obj({"a": {"$ref": "#/$defs/x_"}, "b": {"$ref": "#/$defs/x."}}), "$defs": {"x_": one(const=1), "x.": STR}},
         "$ref",
         "properties.b",
     ),

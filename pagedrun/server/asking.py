@@ -12,6 +12,7 @@ from pagedrun.request import GenerationRequest, Grammar, GrammarKind
 from pagedrun.sampling import SamplingParams
 from pagedrun.server.answers import Task
 from pagedrun.server.errors import invalid, unsupported
+from pagedrun.server.schemas import Given, check_schemas
 from pagedrun.server.serving import Serving
 from pagedrun.server.thinking import NAMES, Names, check_can_think, knows_effort
 from pagedrun.server.tokens import tokens_of
@@ -28,7 +29,8 @@ class Ask:
     """A chat to be answered, whatever API it came through.
 
     effort, budget: how much thinking, as a word or in tokens. kwargs: further variables of the template. names: what
-    the fields for thinking are called in that API. priority: who has the lower one is served first.
+    the fields for thinking are called in that API. priority: who has the lower one is served first. schemas: those of
+    all tools and of the answer, as they were sent.
     """
 
     messages: Sequence[Message]
@@ -43,6 +45,7 @@ class Ask:
     logprobs: int | None = None
     priority: int = 0
     names: Names = NAMES
+    schemas: Sequence[Given] = ()
 
 
 def chat_task(serving: Serving, ask: Ask) -> Task:
@@ -75,6 +78,7 @@ def _one_call(grammar: Grammar | None) -> Grammar | None:
 
 def render(serving: Serving, ask: Ask) -> RenderedChat:
     """The prompt. Raises ApiError, RequestError."""
+    check_schemas(serving.service.templates.schema_to_grammar, ask.schemas)
     messages = list(ask.messages)
     if serving.settings.system is not None and not any(m.role == "system" for m in messages):
         messages.insert(0, Message("system", serving.settings.system))
@@ -126,9 +130,12 @@ def copies(request: GenerationRequest, n: int) -> tuple[GenerationRequest, ...]:
     return tuple(replace(request, sampling=replace(request.sampling, seed=s)) for s in seeds)
 
 
-def raw_grammar(serving: Serving, gbnf: str | None, schema: str | None) -> Grammar | None:
+def raw_grammar(
+    serving: Serving, gbnf: str | None, schema: str | None, schemas: Sequence[Given] = ()
+) -> Grammar | None:
     """For an answer without a template. Raises ApiError, GrammarError."""
     if gbnf is not None and schema is not None:
         raise invalid("'grammar' and 'response_format' exclude each other", "grammar")
+    check_schemas(serving.service.templates.schema_to_grammar, schemas)
     text = gbnf if schema is None else serving.service.templates.schema_to_grammar(schema)
     return None if text is None else Grammar(text=text)

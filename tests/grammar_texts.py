@@ -38,6 +38,10 @@ class Texts:
             name, _, body = line.partition(" ::= ")
             tokens = [m for m in _TOKENS.finditer(body) if m.lastgroup]
             self._rules[name] = self._choices(tokens)
+        self._heights = dict.fromkeys(self._rules, 10**6)  # how many rules within each other end it soonest
+        for _ in range(len(self._rules)):
+            for name, choices in self._rules.items():
+                self._heights[name] = 1 + min(map(self._height, choices))
 
     def text(self) -> str:
         return self._of(("choice", self._rules["root"]), 0)
@@ -62,6 +66,16 @@ class Texts:
                 choices[-1].append((token.lastgroup, token[0]))
         return choices
 
+    def _height(self, parts: list[Any]) -> int:
+        return max((self._height_of(part) for part in parts), default=0)
+
+    def _height_of(self, part: tuple[Any, ...]) -> int:
+        if part[0] == "name":
+            return self._heights[part[1]]
+        if part[0] == "repeat":
+            return self._height_of(part[1]) if part[2] else 0
+        return min(map(self._height, part[1])) if part[0] == "choice" else 0
+
     def _of(self, what: tuple[Any, ...], depth: int) -> str:
         kind = what[0]
         if kind == "literal":
@@ -75,7 +89,7 @@ class Texts:
             return "".join(self._of(inner, depth + 1) for _ in range(n))
         choices = self._rules[what[1]] if kind == "name" else what[1]
         if depth > 12:
-            choices = [c for c in choices if all(k[0] in ("literal", "set", "repeat") for k in c)] or choices[-1:]
+            choices = [min(choices, key=self._height)]
         return "".join(self._of(part, depth + 1) for part in self._random.choice(choices))
 
     def _of_set(self, inside: str) -> str:

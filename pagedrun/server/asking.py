@@ -21,7 +21,11 @@ from pagedrun.server.tokens import tokens_of
 BUDGETS: dict[str, int | None] = {"minimal": 512, "low": 1024, "medium": 8192, "high": None, "xhigh": None}
 
 _SEEDS = 2**32 - 1
-_SEVERAL_CALLS = re.compile(r"^(tool-calls ::= )\(tool-call\?? space\)\+$", re.MULTILINE)
+#: Rules that take several calls although none were to follow (Hermes' form; Kimi K3), and with one.
+_SEVERAL_CALLS = (
+    (re.compile(r"^(tool-calls ::= )\(tool-call\?? space\)\+$", re.MULTILINE), r"\1tool-call space"),
+    (re.compile(r'^(kimi-k3-tool-call ::= "[^"]*" \([^()]*\))\+', re.MULTILINE), r"\1"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +77,10 @@ def _one_call(grammar: Grammar | None) -> Grammar | None:
     """The grammar, with one call where llama.cpp's allows several although it was told not to."""
     if grammar is None or grammar.kind is not GrammarKind.TOOL_CALLS:
         return grammar
-    return replace(grammar, text=_SEVERAL_CALLS.sub(r"\1tool-call space", grammar.text))
+    text = grammar.text
+    for several, one in _SEVERAL_CALLS:
+        text = several.sub(one, text)
+    return replace(grammar, text=text)
 
 
 def render(serving: Serving, ask: Ask) -> RenderedChat:

@@ -12,6 +12,7 @@ from pagedrun.errors import GrammarError
 from pagedrun.server.errors import ApiError, invalid, of_ours
 
 _KEPT = 4096
+_LONGEST = 1000  # characters of an error that is kept; it may quote the schema
 
 #: Digest of a schema's text, and whether it is strict -> what is wrong with it. The same tools come again and again.
 _known: dict[tuple[bytes, bool], str | Unenforced | None] = {}
@@ -47,14 +48,15 @@ def check_schemas(to_grammar: Callable[[str], str], given: Iterable[Given]) -> N
 def _wrong(to_grammar: Callable[[str], str], given: Given) -> str | Unenforced | None:
     text = json.dumps(given.schema)
     key = (hashlib.sha256(text.encode()).digest(), bool(given.strict))
-    if key not in _known:
-        try:
-            to_grammar(text)
-            found: str | Unenforced | None = first_unenforced(given.schema) if given.strict else None
-        except GrammarError as e:
-            found = of_ours(e).message
-        if len(_known) >= _KEPT:
-            _known.clear()
+    if key in _known:
+        return _known[key]
+    try:
+        to_grammar(text)
+        found: str | Unenforced | None = first_unenforced(given.schema) if given.strict else None
+    except GrammarError as e:
+        found = of_ours(e).message
+    if len(_known) >= _KEPT:
+        _known.clear()
+    if found is None or sum(map(len, found)) <= _LONGEST:
         _known[key] = found
-        return found
-    return _known[key]
+    return found

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pagedrun.chat.enforced import first_unenforced
 from pagedrun.cli.schema import check_answer, read_schema
 from pagedrun.errors import GrammarError, PagedrunError
 from tests.cli_fakes import Complete, Fake, folders
@@ -28,6 +29,7 @@ def test_an_answer_that_does_not_follow_the_schema(complete, raw: list[str]) -> 
         told, hint = ran.err.splitlines()
         assert told.startswith("error: the answer does not follow the schema: $.age: maximum: 200 is greater than")
         assert "cannot enforce 'maximum'" in hint
+    assert first_unenforced(json.loads(SCHEMA)) == ("maximum", "properties.age")  # as a server says
 
 
 def test_an_answer_that_follows_it(complete) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from pagedrun.server.answers import Answers
 from tests import chat_cases
+from tests.grammar_texts import Texts
 from tests.server_fakes import run
 from tests.taught_replies import Said, Taught, taught_server
 from tests.test_chat_families import REPLIES, VECTORS, expected_content, templates
@@ -199,6 +200,21 @@ def test_the_families_are_those_that_matter() -> None:
         "ministral-3", "gemma-4", "gpt-oss", "deepseek-r1-distill", "deepseek-v3.1", "glm-4.6", "kimi-k2", "lfm2",
     }  # fmt: skip
     assert set(VECTORS["cases"]) >= {case["name"] for case, _ in ASKED}
+
+
+@pytest.mark.parametrize("name", sorted({case["name"].partition(":")[0] for case, _ in CALLING}))
+def test_a_function_that_is_named_is_called_once(door: Door, name: str) -> None:
+    """No text by the grammar has a second call."""
+
+    async def scenario(taught: Taught) -> None:
+        ask = {"messages": [chat_cases.ASK], "tools": [chat_cases.WEATHER]}
+        named = {"type": "function", "function": {"name": chat_cases.WEATHER["function"]["name"]}}
+        await taught.chat({**ask, "tool_choice": named}, bytes_of(_JSON))
+        texts = Texts(taught.grammar)
+        assert {texts.text().count(named["function"]["name"]) for _ in range(100)} == {1}
+
+    with taught_server(templates(door, plain_case(name))) as taught:
+        run(scenario(taught))
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "hermes-3", "granite-4.0", "phi-3.5"])

@@ -163,9 +163,54 @@ def test_tools(client: openai.OpenAI) -> None:
         streamed = stream.get_final_completion().choices[0].message.tool_calls[0]
     assert streamed.function.arguments == call.function.arguments
     named = {"type": "function", "function": {"name": "get_weather"}}
-    assert client.chat.completions.create(**ask, tool_choice=named).choices[0].message.tool_calls
+    assert len(client.chat.completions.create(**ask, tool_choice=named).choices[0].message.tool_calls) == 1
     none = client.chat.completions.create(**ask, tool_choice="none")
     assert none.choices[0].message.content and not none.choices[0].message.tool_calls
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "int"},
+        {"type": "any"},
+        {"type": "file"},
+        {"$ref": "#/$defs/none"},
+        {"type": "object", "properties": []},
+    ],
+)
+def test_tools_of_which_no_grammar_can_be_made(client: openai.OpenAI, schema: dict[str, Any]) -> None:
+    import openai
+
+    bad = {"name": "bad", "parameters": {"type": "object", "properties": {"a": schema}}}
+    ask: dict[str, Any] = {
+        "model": MODEL,
+        "messages": CAPITAL,
+        "tools": [WEATHER, {"type": "function", "function": bad}],
+    }
+    for choice in ("auto", "none", "required", {"type": "function", "function": {"name": "get_weather"}}):
+        with pytest.raises(
+            openai.BadRequestError, match="the function 'bad': the JSON schema cannot be used"
+        ) as caught:
+            client.chat.completions.create(**ask, tool_choice=choice, max_tokens=3)
+        assert (caught.value.param, caught.value.code) == ("tools[1].function.parameters", "invalid_value")
+
+
+def test_strict_schemas(client: openai.OpenAI) -> None:
+    import openai
+
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 1000}}, "required": ["a"]}
+    form: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    ask: dict[str, Any] = {"model": MODEL, "messages": CAPITAL, "max_tokens": 30, "response_format": form}
+    with pytest.raises(
+        openai.BadRequestError, match=r"'minimum' at 'response_format.json_schema.schema\.properties\.a'"
+    ):
+        client.chat.completions.create(**ask)
+    form["json_schema"]["strict"] = False
+    assert client.chat.completions.create(**ask).choices
+    form["json_schema"]["strict"] = True
+    schema["properties"]["a"] |= {"maximum": 2000}  # type: ignore[index]
+    found = json.loads(client.chat.completions.create(**ask).choices[0].message.content or "")
+    assert 1000 <= found["a"] <= 2000
 
 
 def test_completions(client: openai.OpenAI) -> None:

@@ -12,6 +12,7 @@ from pagedrun.request import GenerationRequest, Grammar, GrammarKind
 from pagedrun.sampling import SamplingParams
 from pagedrun.server.answers import Task
 from pagedrun.server.errors import invalid, unsupported
+from pagedrun.server.schemas import Given, check_schemas
 from pagedrun.server.serving import Serving
 from pagedrun.server.thinking import NAMES, Names, check_can_think, knows_effort
 from pagedrun.server.tokens import tokens_of
@@ -20,7 +21,11 @@ from pagedrun.server.tokens import tokens_of
 BUDGETS: dict[str, int | None] = {"minimal": 512, "low": 1024, "medium": 8192, "high": None, "xhigh": None}
 
 _SEEDS = 2**32 - 1
-_SEVERAL_CALLS = re.compile(r"^(tool-calls ::= )\(tool-call\?? space\)\+$", re.MULTILINE)
+#: Rules that take several calls although none were to follow (Hermes' form; Kimi K3), and with one.
+_SEVERAL_CALLS = (
+    (re.compile(r"^(tool-calls ::= )\(tool-call\?? space\)\+$", re.MULTILINE), r"\1tool-call space"),
+    (re.compile(r'^(kimi-k3-tool-call ::= "[^"]*" \([^()]*\))\+', re.MULTILINE), r"\1"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +33,8 @@ class Ask:
     """A chat to be answered, whatever API it came through.
 
     effort, budget: how much thinking, as a word or in tokens. kwargs: further variables of the template. names: what
-    the fields for thinking are called in that API. priority: who has the lower one is served first.
+    the fields for thinking are called in that API. priority: who has the lower one is served first. schemas: those of
+    all tools and of the answer, as they were sent.
     """
 
     messages: Sequence[Message]
@@ -43,6 +49,7 @@ class Ask:
     logprobs: int | None = None
     priority: int = 0
     names: Names = NAMES
+    schemas: Sequence[Given] = ()
 
 
 def chat_task(serving: Serving, ask: Ask) -> Task:
@@ -70,11 +77,15 @@ def _one_call(grammar: Grammar | None) -> Grammar | None:
     """The grammar, with one call where llama.cpp's allows several although it was told not to."""
     if grammar is None or grammar.kind is not GrammarKind.TOOL_CALLS:
         return grammar
-    return replace(grammar, text=_SEVERAL_CALLS.sub(r"\1tool-call space", grammar.text))
+    text = grammar.text
+    for several, one in _SEVERAL_CALLS:
+        text = several.sub(one, text)
+    return replace(grammar, text=text)
 
 
 def render(serving: Serving, ask: Ask) -> RenderedChat:
     """The prompt. Raises ApiError, RequestError."""
+    check_schemas(serving.service.templates.schema_to_grammar, ask.schemas)
     messages = list(ask.messages)
     if serving.settings.system is not None and not any(m.role == "system" for m in messages):
         messages.insert(0, Message("system", serving.settings.system))
@@ -129,9 +140,12 @@ def copies(request: GenerationRequest, n: int) -> tuple[GenerationRequest, ...]:
     return tuple(replace(request, sampling=replace(request.sampling, seed=s)) for s in seeds)
 
 
-def raw_grammar(serving: Serving, gbnf: str | None, schema: str | None) -> Grammar | None:
+def raw_grammar(
+    serving: Serving, gbnf: str | None, schema: str | None, schemas: Sequence[Given] = ()
+) -> Grammar | None:
     """For an answer without a template. Raises ApiError, GrammarError."""
     if gbnf is not None and schema is not None:
         raise invalid("'grammar' and 'response_format' exclude each other", "grammar")
+    check_schemas(serving.service.templates.schema_to_grammar, schemas)
     text = gbnf if schema is None else serving.service.templates.schema_to_grammar(schema)
     return None if text is None else Grammar(text=text)

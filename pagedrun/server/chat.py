@@ -13,6 +13,7 @@ from pagedrun.server.chat_fields import Allowed, ChatRequest, NamedTool, Tool, m
 from pagedrun.server.chunks import ChunkPresenter
 from pagedrun.server.errors import invalid
 from pagedrun.server.replies import timings_of, token_logprob
+from pagedrun.server.schemas import Given
 from pagedrun.server.serving import Serving
 from pagedrun.server.thinking import NAMES
 
@@ -36,7 +37,8 @@ def ask_of(asked: ChatRequest) -> Ask:
         continue_final_message=bool(asked.continue_final_message),
         tools=tuple(tool.as_template() for tool in tools),
         tool_choice=cast(Any, choice),
-        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        # of the function that is named there is one call
+        parallel_tool_calls=asked.parallel_tool_calls is not False and not isinstance(asked.tool_choice, NamedTool),
         json_schema=asked.response_format.schema_text() if asked.response_format else None,
         grammar=asked.grammar,
     )
@@ -53,7 +55,14 @@ def ask_of(asked: ChatRequest) -> Ask:
         logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
         priority=asked.priority or 0,
         names=NAMES if asked.enable_thinking is None else NAMES._replace(switch="enable_thinking"),
+        schemas=_schemas(asked),
     )
+
+
+def _schemas(asked: ChatRequest) -> list[Given]:
+    functions = enumerate(tool.function for tool in asked.tools or ())
+    of_tools = [Given(f"tools[{i}].function.parameters", f.parameters, f.strict, f.name) for i, f in functions]
+    return of_tools + (asked.response_format.given() if asked.response_format else [])
 
 
 def tools_of(asked: ChatRequest) -> tuple[Sequence[Tool], str]:

@@ -11,6 +11,7 @@ from pagedrun.chat import Message, ToolCall
 from pagedrun.server.errors import invalid, missing, unsupported
 from pagedrun.server.fields import TAG, Shared, Strict, choice_tag, list_tag
 from pagedrun.server.functions import arguments_of, function_tool
+from pagedrun.server.schemas import Given
 
 #: Fields of OpenAI's that change the answer and that nobody here can honour.
 REFUSED = {
@@ -98,7 +99,7 @@ class MessageField(Strict):
 
 
 class Function(Strict):
-    """What a model may call. `strict` changes nothing: arguments always follow the parameters."""
+    """What a model may call. `strict`: parameters that the grammar of calls cannot enforce are refused."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")
     description: str | None = None
@@ -153,7 +154,7 @@ Choice = Annotated[
 
 
 class SchemaField(Strict):
-    """A JSON schema with a name. `strict` changes nothing: answers always follow it."""
+    """A JSON schema with a name. `strict`: one that the grammar cannot enforce is refused."""
 
     name: str | None = Field(None, max_length=256)
     description: str | None = None
@@ -176,6 +177,12 @@ class ResponseFormat(Strict):
         if self.json_schema is None or self.json_schema.schema_ is None:
             raise missing("response_format.json_schema.schema")
         return json.dumps(self.json_schema.schema_)
+
+    def given(self) -> list[Given]:
+        """The schema, to be checked."""
+        if self.type != "json_schema" or self.json_schema is None:
+            return []
+        return [Given("response_format.json_schema.schema", self.json_schema.schema_, self.json_schema.strict)]
 
 
 class ChatRequest(Shared):

@@ -51,7 +51,9 @@ def task_of(serving: Serving, asked: CompletionRequest) -> Task:
     if asked.echo and asked.logprobs is not None:
         raise invalid("'echo' is not supported with 'logprobs'", "echo", "unsupported_parameter")
     schema = asked.response_format.schema_text() if asked.response_format else None
-    grammar = raw_grammar(serving, asked.grammar, schema)
+    grammar = raw_grammar(
+        serving, asked.grammar, schema, asked.response_format.given() if asked.response_format else ()
+    )
     sampling = recommended(serving, asked.params(), serving.settings.think)
     requests: list[GenerationRequest] = []
     echoed: list[str] = []

@@ -12,6 +12,7 @@ from pagedrun.server.asking import Ask
 from pagedrun.server.errors import invalid, missing, unsupported
 from pagedrun.server.fields import TAG, SamplingFields, Strict, list_tag
 from pagedrun.server.functions import function_tool
+from pagedrun.server.schemas import Given
 from pagedrun.server.thinking import Names
 
 REFUSED = {
@@ -53,7 +54,7 @@ class Turn(Strict):
 
 
 class ToolField(Strict):
-    """A tool of the client's own; those that Anthropic runs are refused."""
+    """A tool of the client's own. `strict`: a schema that the grammar of calls cannot enforce is refused."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")
     description: str | None = None
@@ -157,6 +158,7 @@ def ask_of(asked: CountRequest) -> Ask:
         max_tokens=whole.max_tokens if whole else None,
         stop=stop,
         names=_NAMES,
+        schemas=_schemas(asked, form),
     )
 
 
@@ -214,6 +216,13 @@ def _given(text: str | None, where: str) -> str:
     if text is None:
         raise missing(where)
     return text
+
+
+def _schemas(asked: CountRequest, form: OutputFormat | None) -> list[Given]:
+    tools = enumerate(asked.tools or ())
+    of_tools = [Given(f"tools[{i}].input_schema", tool.input_schema, tool.strict, tool.name) for i, tool in tools]
+    at = "output_format.schema" if form is asked.output_format else "output_config.format.schema"
+    return [*of_tools, Given(at, form.schema_ if form else None)]
 
 
 def _tools(asked: CountRequest) -> tuple[tuple[dict[str, Any], ...], str]:

@@ -13,6 +13,7 @@ from pagedrun.server.asking import Ask
 from pagedrun.server.errors import invalid, missing, unsupported
 from pagedrun.server.fields import TAG, Priority, SamplingFields, StreamOptions, Strict, choice_tag, list_tag
 from pagedrun.server.functions import arguments_of, function_tool
+from pagedrun.server.schemas import Given
 from pagedrun.server.thinking import NAMES
 
 REFUSED = {
@@ -55,7 +56,7 @@ Input = Annotated[Annotated[str, Tag(f"{TAG}one")] | Annotated[list[Item], Tag(f
 
 
 class FunctionTool(Strict):
-    """A function; other kinds of tools run at OpenAI's."""
+    """A function; other kinds of tools run at OpenAI's. `strict`: parameters that cannot be enforced are refused."""
 
     type: Literal["function"]
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")
@@ -88,7 +89,7 @@ Choice = Annotated[
 
 
 class Format(Strict):
-    """What form the answer has."""
+    """What form the answer has. `strict`: a schema that the grammar cannot enforce is refused."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
@@ -150,7 +151,8 @@ def ask_of(asked: ResponsesRequest, before: Sequence[Message]) -> Ask:
     options = ChatOptions(
         tools=tools,
         tool_choice=cast(Any, choice),
-        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        # of the function that is named there is one call
+        parallel_tool_calls=asked.parallel_tool_calls is not False and not isinstance(asked.tool_choice, Named),
         json_schema=_schema(form),
     )
     return Ask(
@@ -162,6 +164,7 @@ def ask_of(asked: ResponsesRequest, before: Sequence[Message]) -> Ask:
         logprobs=asked.top_logprobs if wants_logprobs(asked) else None,
         priority=asked.priority or 0,
         names=NAMES._replace(effort="reasoning.effort"),
+        schemas=_schemas(asked, form),
     )
 
 
@@ -246,6 +249,12 @@ def _schema(form: Format) -> str | None:
     if form.schema_ is None:
         raise missing("text.format.schema")
     return json.dumps(form.schema_)
+
+
+def _schemas(asked: ResponsesRequest, form: Format) -> list[Given]:
+    tools = enumerate(asked.tools or ())
+    of_tools = [Given(f"tools[{i}].parameters", tool.parameters, tool.strict, tool.name) for i, tool in tools]
+    return [*of_tools, Given("text.format.schema", form.schema_ if form.type == "json_schema" else None, form.strict)]
 
 
 def _tools(asked: ResponsesRequest) -> tuple[tuple[dict[str, Any], ...], str]:

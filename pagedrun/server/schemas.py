@@ -1,0 +1,62 @@
+"""JSON schemas that clients send: refused where no grammar can be made of them, or a strict one is not enforced."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from pagedrun.chat.enforced import Unenforced, first_unenforced
+from pagedrun.errors import GrammarError
+from pagedrun.server.errors import ApiError, invalid, of_ours
+
+_KEPT = 4096
+_LONGEST = 1000  # characters of an error that is kept; it may quote the schema
+
+#: Digest of a schema's text, and whether it is strict -> what is wrong with it. The same tools come again and again.
+_known: dict[tuple[bytes, bool], str | Unenforced | None] = {}
+
+
+class Given(NamedTuple):
+    """A schema as it was sent. at: its field. tool: the function whose parameters it describes."""
+
+    at: str
+    schema: dict[str, Any] | None
+    strict: bool | None = None
+    tool: str | None = None
+
+
+def check_schemas(to_grammar: Callable[[str], str], given: Iterable[Given]) -> None:
+    """Raise ApiError, with the field, for the first schema that cannot be used, or not be enforced as asked."""
+    for one in given:
+        if not one.schema:
+            continue
+        whose = f"'{one.at}'" if one.tool is None else f"'{one.at}' of the function {one.tool!r}"
+        if one.tool is not None and one.schema.get("type") not in (None, "object"):
+            raise invalid(f"{whose} must have the type 'object'", one.at)
+        wrong = _wrong(to_grammar, one)
+        if isinstance(wrong, Unenforced):
+            at = f"{one.at}.{wrong.path}".rstrip(".")
+            of = "" if one.tool is None else f", of the function {one.tool!r},"
+            message = f"{wrong.keyword!r} at '{at}'{of} cannot be enforced; 'strict': false takes the schema as far as"
+            raise ApiError(400, f"{message} the grammar goes", param=at, code="unsupported_parameter")
+        if wrong is not None:
+            raise invalid(f"{whose}: {wrong}", one.at)
+
+
+def _wrong(to_grammar: Callable[[str], str], given: Given) -> str | Unenforced | None:
+    text = json.dumps(given.schema)
+    key = (hashlib.sha256(text.encode()).digest(), bool(given.strict))
+    if key in _known:
+        return _known[key]
+    try:
+        to_grammar(text)
+        found: str | Unenforced | None = first_unenforced(given.schema) if given.strict else None
+    except GrammarError as e:
+        found = of_ours(e).message
+    if len(_known) >= _KEPT:
+        _known.clear()
+    if found is None or sum(map(len, found)) <= _LONGEST:
+        _known[key] = found
+    return found

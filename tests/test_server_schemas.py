@@ -1,0 +1,119 @@
+"""Schemas of tools and of answers: refused by the name of their field, in all APIs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pagedrun.server import schemas
+from tests.server_fakes import Fake, fake_server
+
+GOOD: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+LOOSE = {"type": "object", "properties": {"a": {"type": "number", "multipleOf": 2}}}
+IMPOSSIBLE = {"type": "object", "properties": {"impossible": {}}}
+NO_OBJECT = {"type": "string"}
+
+
+def chat(fake: Fake, parameters: Any, **more: Any) -> Any:
+    function = {"name": "bad", "parameters": parameters, **more}
+    tools = [{"type": "function", "function": f} for f in ({"name": "good", "parameters": GOOD}, function)]
+    return fake.chat(tools=tools, tool_choice={"type": "function", "function": {"name": "good"}})
+
+
+def responses(fake: Fake, parameters: Any, **more: Any) -> Any:
+    tools = [
+        {"type": "function", "name": "good"},
+        {"type": "function", "name": "bad", "parameters": parameters, **more},
+    ]
+    return fake.post("/v1/responses", {"input": "x", "tools": tools})
+
+
+def messages(fake: Fake, parameters: Any, **more: Any) -> Any:
+    tools = [{"name": "good", "input_schema": GOOD}, {"name": "bad", "input_schema": parameters, **more}]
+    data = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "tools": tools}
+    return fake.post("/v1/messages", data)
+
+
+WAYS = [
+    (chat, "tools[1].function.parameters"),
+    (responses, "tools[1].parameters"),
+    (messages, "tools[1].input_schema"),
+]
+
+
+@pytest.mark.parametrize(("way", "at"), WAYS)
+@pytest.mark.parametrize(
+    ("parameters", "strict", "inside", "says"),
+    [
+        (IMPOSSIBLE, None, "", "cannot be used"),
+        (NO_OBJECT, None, "", "must have the type 'object'"),
+        (LOOSE, True, ".properties.a", "'multipleOf' at "),
+    ],
+)
+def test_tools(way: Any, at: str, parameters: Any, strict: bool | None, inside: str, says: str) -> None:
+    with fake_server() as fake:
+        for _ in range(2):  # known, the second time
+            answer = way(fake, parameters, strict=strict)
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert f"{at}{inside}" in error["message"] and says in error["message"] and "'bad'" in error["message"]
+            if way is not messages:
+                assert error["param"] == at + inside
+                assert error["code"] == ("unsupported_parameter" if strict else "invalid_value")
+        for fine, more in ((LOOSE, {}), (LOOSE, {"strict": False}), (GOOD, {}), ({}, {"strict": True})):
+            assert way(fake, fine, **more).status_code == 200
+
+
+@pytest.mark.parametrize("strict", [None, False, True])
+def test_schemas_of_answers(strict: bool | None) -> None:
+    form = {"name": "x", "schema": LOOSE, "strict": strict}
+    json_schema = {"type": "json_schema", "json_schema": form}
+    with fake_server() as fake:
+        for answer, at in (
+            (fake.chat(response_format=json_schema), "response_format.json_schema.schema.properties.a"),
+            (
+                fake.post("/v1/completions", {"prompt": "x", "response_format": json_schema}),
+                "response_format.json_schema.schema.properties.a",
+            ),
+            (
+                fake.post("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", **form}}}),
+                "text.format.schema.properties.a",
+            ),
+        ):
+            assert answer.status_code == (400 if strict else 200)
+            if strict:
+                error = answer.json()["error"]
+                assert error["param"] == at and "'multipleOf' at" in error["message"]
+                assert "'strict': false" in error["message"]
+        form["schema"] = GOOD
+        assert fake.chat(response_format=json_schema).status_code == 200
+        form["schema"] = IMPOSSIBLE
+        error = fake.chat(response_format=json_schema).json()["error"]
+        assert error["param"] == "response_format.json_schema.schema"
+
+
+def test_anthropics_format() -> None:
+    data = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
+    form = {"type": "json_schema", "schema": IMPOSSIBLE}
+    with fake_server() as fake:
+        for more, at in (({"output_format": form}, "output_format"), ({"output_config": {"format": form}}, "output_c")):
+            answer = fake.post("/v1/messages", {**data, **more})
+            assert answer.status_code == 400 and f"'{at}" in answer.json()["error"]["message"]
+
+
+def test_a_schema_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schemas, "_known", {})
+    monkeypatch.setattr(schemas, "_KEPT", 3)
+    seen: list[str] = []
+
+    def look(*numbers: int) -> int:
+        seen.clear()
+        given = [schemas.Given(f"tools[{i}]", {"title": str(i)}) for i in numbers]
+        schemas.check_schemas(lambda text: seen.append(text) or "", given)  # type: ignore[func-returns-value]
+        return len(seen)
+
+    assert look(0, 1, 2, 0, 1) == 3
+    assert look(0, 1, 2) == 0
+    assert look(3) == 1
+    assert look(3, 0) == 1  # no more than are kept

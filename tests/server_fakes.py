@@ -78,7 +78,7 @@ class Templates:
         self.asked.append((tuple(messages), options))
         if any(m.content == "break the template" for m in messages):
             raise TemplateError("the chat template failed: because")
-        text = options.grammar or options.json_schema
+        text = options.grammar or options.json_schema or ("a call" if options.tool_choice == "required" else None)
         return RenderedChat(
             prompt="".join(f"{m.role}:{m.content}\n" for m in messages),
             grammar=Grammar(text=text) if text else None,

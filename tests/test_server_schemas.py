@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ GOOD: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"
 LOOSE = {"type": "object", "properties": {"a": {"type": "number", "multipleOf": 2}}}
 IMPOSSIBLE = {"type": "object", "properties": {"impossible": {}}}
 NO_OBJECT = {"type": "string"}
+TWICE = {"type": "object", "properties": {"a": {"anyOf": [{"type": ["object", "string", "object"]}]}}}
 
 
 def chat(fake: Fake, parameters: Any, **more: Any) -> Any:
@@ -48,6 +50,7 @@ WAYS = [
     [
         (IMPOSSIBLE, None, "", "cannot be used"),
         (NO_OBJECT, None, "", "must have the type 'object'"),
+        (TWICE, None, "", "a type stands twice"),
         (LOOSE, True, ".properties.a", "'multipleOf' at "),
     ],
 )
@@ -117,3 +120,49 @@ def test_a_schema_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert look(0, 1, 2) == 0
     assert look(3) == 1
     assert look(3, 0) == 1  # no more than are kept
+
+
+def tool(name: str, item: Any, at: str = "$defs") -> dict[str, Any]:
+    """A function that takes items."""
+    parameters = {
+        "type": "object",
+        "properties": {
+            "items": {"type": "array", "items": {"$ref": f"#/{at}/Item"}},
+            "rest": {"default": {"$ref": "x"}},
+        },
+        at: {"Item": item, "Other": {"type": "object", "properties": {"of": {"$ref": f"#/{at}/Item/properties/a"}}}},
+    }
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+ITEMS = ({"type": "object", "properties": {"a": {"type": "integer"}}}, {"type": "object", "properties": {"a": {}}})
+
+
+@pytest.mark.parametrize("at", ["$defs", "definitions"])
+def test_definitions_of_one_name_are_told_apart(at: str) -> None:
+    with fake_server() as fake:
+        same = [tool("one", ITEMS[0], at), tool("two", ITEMS[0], at)]
+        fake.chat(tools=same)
+        assert [dict(t) for t in fake.options.tools] == [
+            {**t, "function": {**t["function"], "description": ""}} for t in same
+        ]
+        fake.chat(tools=[tool("one", ITEMS[0]), tool("two", ITEMS[1], at)])
+        first, second = (t["function"]["parameters"] for t in fake.options.tools)
+        assert first == tool("one", ITEMS[0])["function"]["parameters"]
+        assert second[at]["Item_2"] == ITEMS[1] and second[at].keys() == {"Item_2", "Other_2"}
+        assert second["properties"]["items"]["items"] == {"$ref": f"#/{at}/Item_2"}
+        assert second["properties"]["rest"] == {"default": {"$ref": "x"}}
+        assert second[at]["Other_2"]["properties"]["of"] == {"$ref": f"#/{at}/Item_2/properties/a"}
+
+
+def test_a_call_that_the_template_cannot_be_held_to_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_server() as fake:
+        tools = [{"type": "function", "function": {"name": "good", "parameters": GOOD}}]
+        named = {"type": "function", "function": {"name": "good"}}
+        assert all(fake.chat(tools=tools, tool_choice=choice).status_code == 200 for choice in ("required", named))
+        render = fake.templates.render
+        monkeypatch.setattr(fake.templates, "render", lambda *args: replace(render(*args), grammar=None))
+        for choice in ("required", named):
+            error = fake.chat(tools=tools, tool_choice=choice).json()["error"]
+            assert error["param"] == "tool_choice" and "cannot be kept" in error["message"]
+        assert fake.chat(tools=tools, tool_choice="auto").status_code == 200

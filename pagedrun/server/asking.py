@@ -12,6 +12,7 @@ from pagedrun.request import GenerationRequest, Grammar, GrammarKind
 from pagedrun.sampling import SamplingParams
 from pagedrun.server.answers import Task
 from pagedrun.server.errors import invalid, unsupported
+from pagedrun.server.functions import with_definitions_apart
 from pagedrun.server.schemas import Given, check_schemas
 from pagedrun.server.serving import Serving
 from pagedrun.server.thinking import NAMES, Names, check_can_think, knows_effort
@@ -89,7 +90,11 @@ def render(serving: Serving, ask: Ask) -> RenderedChat:
     messages = list(ask.messages)
     if serving.settings.system is not None and not any(m.role == "system" for m in messages):
         messages.insert(0, Message("system", serving.settings.system))
-    return serving.service.templates.render(messages, _options(serving, ask))
+    options = _options(serving, ask)
+    rendered = serving.service.templates.render(messages, options)
+    if options.tool_choice == "required" and (rendered.grammar is None or rendered.grammar.lazy):
+        raise unsupported("tool_choice", "cannot be kept: this model's chat template can only leave it to the model")
+    return rendered
 
 
 def _options(serving: Serving, ask: Ask) -> ChatOptions:
@@ -113,7 +118,8 @@ def _options(serving: Serving, ask: Ask) -> ChatOptions:
         else:
             think = True if think is None else think
             budget = BUDGETS[ask.effort] if budget is None else budget
-    return replace(_schema_or_tools(ask.options), think=think, template_kwargs=kwargs, reasoning_budget=budget)
+    options = replace(_schema_or_tools(ask.options), tools=with_definitions_apart(ask.options.tools))
+    return replace(options, think=think, template_kwargs=kwargs, reasoning_budget=budget)
 
 
 def _schema_or_tools(options: ChatOptions) -> ChatOptions:

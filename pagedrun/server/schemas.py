@@ -12,6 +12,7 @@ from pagedrun.errors import GrammarError
 from pagedrun.server.errors import ApiError, invalid, of_ours
 
 _KEPT = 4096
+_DATA = frozenset({"const", "default", "enum", "examples"})  # what stands there is no schema
 _LONGEST = 1000  # characters of an error that is kept; it may quote the schema
 
 #: Digest of a schema's text, and whether it is strict -> what is wrong with it. The same tools come again and again.
@@ -51,6 +52,8 @@ def _wrong(to_grammar: Callable[[str], str], given: Given) -> str | Unenforced |
     if key in _known:
         return _known[key]
     try:
+        if _repeats_a_type(given.schema):
+            return "a type stands twice in a list of types"
         to_grammar(text)
         found: str | Unenforced | None = first_unenforced(given.schema) if given.strict else None
     except GrammarError as e:
@@ -60,3 +63,18 @@ def _wrong(to_grammar: Callable[[str], str], given: Given) -> str | Unenforced |
     if found is None or sum(map(len, found)) <= _LONGEST:
         _known[key] = found
     return found
+
+
+def _repeats_a_type(schema: Any) -> bool:
+    """Which no schema may, and which makes a grammar twice as large each time."""
+    left = [schema]
+    while left:
+        value = left.pop()
+        if isinstance(value, list):
+            left += value
+        elif isinstance(value, dict):
+            types = value.get("type")
+            if isinstance(types, list) and len({str(one) for one in types}) < len(types):
+                return True
+            left += [one for key, one in value.items() if key not in _DATA]
+    return False

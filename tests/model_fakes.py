@@ -12,7 +12,7 @@ from typing import Any
 from pagedrun.engine import Engine
 from pagedrun.server.app import make_app
 from pagedrun.server.models import Models
-from pagedrun.server.serving import Loaded, ServeSettings, Serving
+from pagedrun.server.serving import Kind, Loaded, ServeSettings, Serving
 from pagedrun.service import Service
 from pagedrun.step import RunnerLimits
 from tests.cli_fakes import model_info
@@ -29,6 +29,7 @@ class FakeSource:
     def __init__(self, name: str, size: int = 1, capacity: int = 100, limits: RunnerLimits | None = None) -> None:
         self.settings = replace(HOW, names=(name,))
         self.about = {"size": 7}
+        self.kind: Kind | None = "text"
         self.size, self.capacity = size, capacity
         self.limits = limits or RunnerLimits(max_num_seqs=4, max_seq_len=4096, max_batch_tokens=256)
         self.may_go = threading.Event()

@@ -18,6 +18,7 @@ from pagedrun.cli.serve_models import ServedModelOptions, seconds
 from pagedrun.cli.sources import Loader, LocalSource
 from pagedrun.errors import EngineError, UsageError
 from pagedrun.server.serving import ServeSettings
+from tests.bert_models import write_bert
 from tests.cli_fakes import Boundless, Fake, folders
 from tests.gguf_models import shape_of, write_gguf
 from tests.live_server import live_server
@@ -216,10 +217,17 @@ def test_several_models_and_what_is_installed(model: Path, tmp_path: Path) -> No
     (tmp_path / "models").mkdir()
     write_gguf(tmp_path / "models" / "third.gguf", **shape_of())
     (tmp_path / "models" / "broken.gguf").write_bytes(b"GGUF")
+    write_bert(tmp_path / "models" / "fourth.gguf")
     arguments = (str(model), "-m", str(other), str(model), "--any-installed")
     with live_server(tmp_path, *arguments, module="tests.cli_program") as live:
-        listed = {one["id"]: one["pagedrun"]["loaded"] for one in httpx.get(f"{live.url}/v1/models").json()["data"]}
-        assert listed == {"model": True, "other": False, "third.gguf": False}
+        listed = {one["id"]: one["pagedrun"] for one in httpx.get(f"{live.url}/v1/models").json()["data"]}
+        assert {name: (one["loaded"], one["kind"]) for name, one in listed.items()} == {
+            "model": (True, "text"),
+            "other": (False, None),
+            "third.gguf": (False, "text"),
+            "fourth.gguf": (False, "embedding"),
+        }
+        assert httpx.get(f"{live.url}/v1/models/fourth.gguf").json()["pagedrun"]["kind"] == "embedding"
         for name, status in (("other", 200), ("third.gguf", 200), ("broken.gguf", 404), (str(other), 404)):
             answer = httpx.post(f"{live.url}/v1/chat/completions", json={**CHAT, "model": name})
             assert answer.status_code == status and answer.json().get("model", name) == name

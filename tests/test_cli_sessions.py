@@ -222,9 +222,12 @@ def test_chat_goes_on(model: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary:
 def test_list_and_show(complete: Complete, folder: SessionFolder, capfdbinary: Any) -> None:
     ran = sessions(capfdbinary, "list")
     assert (ran.code, ran.out) == (0, "") and "pagedrun chat --session NAME" in ran.err
+    folder.cache("key", contents(range(9)))
+    ran = sessions(capfdbinary, "list", "--all")
+    assert ran.out.splitlines()[1].startswith("(key)") and "no sessions" not in ran.err
+    assert "no sessions yet" in sessions(capfdbinary, "list").err
     complete(Fake(says="Paris"), "France?", "--session", "trip")
     folder.save("pages", contents(range(30), (7, 30)))
-    folder.cache("key", contents(range(9)))
     (folder.root / "named" / "bad.kv").write_bytes(b"x")
     ran = sessions(capfdbinary, "list")
     assert ran.out.splitlines()[0].split() == ["NAME", "MODEL", "TOKENS", "TURNS", "SIZE", "LAST", "USED"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.bert_models import write_bert
 from tests.live_server import live_server
 from tests.page_visits import Visit
 
@@ -188,3 +189,12 @@ def test_a_server_that_comes_back(visit: Any, tmp_path: Path) -> None:
             v.page.wait_for_selector(".assistant .stats")
             assert v.answer == "Hello!" and v.page.locator(".error").count() == 0
         v.wrong.clear()  # the browser's own words about it
+
+
+def test_models_for_embeddings_are_not_offered(visit: Any, tmp_path: Path) -> None:
+    bert = write_bert(tmp_path / "bert.gguf")
+    with visit("Hello!", "-m", str(bert)) as v:
+        assert v.page.locator("#model option").all_inner_texts() == ["model"]
+        listed = v.page.evaluate("fetch('v1/models').then(a => a.json()).then(a => a.data.map(m => m.id))")
+        assert listed == ["model", "bert"]
+        assert v.ask() == "Hello!"

@@ -59,7 +59,7 @@ def test_a_stream(fake: Fake) -> None:
     [
         ({"prompt": None}, "prompt"),
         ({"prompt": []}, "prompt"),
-        ({"prompt": ""}, None),
+        ({"prompt": ""}, "prompt"),
         ({"prompt": [9999]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt[1]"),

@@ -11,6 +11,7 @@ import pytest
 from pagedrun.errors import ModelFileError, NotEnoughMemoryError
 from pagedrun.running import OWNER
 from pagedrun.server.errors import ApiError
+from pagedrun.server.serving import Kind
 from tests.model_fakes import PATH, FakeSource, several
 from tests.server_fakes import Caller, eventually, run
 
@@ -417,8 +418,8 @@ class Shelf:
     def __init__(self, *names: str) -> None:
         self.sources = {name: FakeSource(name) for name in names}
 
-    def names(self) -> list[str]:
-        return list(self.sources)
+    def kinds(self) -> dict[str, Kind]:
+        return {name: "embedding" if name == "four" else "text" for name in self.sources}
 
     def source(self, name: str) -> FakeSource | None:
         return self.sources.get(name)

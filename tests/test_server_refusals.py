@@ -180,7 +180,7 @@ def test_what_templates_and_schemas_refuse(fake: Fake) -> None:
 
 
 def test_paths_and_methods_that_are_none(fake: Fake) -> None:
-    assert error_of(fake.call("GET", "/v1/nothing"), 404)["type"] == "not_found_error"
+    assert error_of(fake.call("GET", "/v1/nothing"), 404)["type"] == "invalid_request_error"
     error_of(fake.call("GET", PATH), 405)
     error_of(fake.call("GET", "/v1/models/other"), 404)
 

@@ -14,7 +14,7 @@ from pagedrun.errors import EngineError, NotEnoughMemoryError, PagedrunError, Us
 from pagedrun.hub import library
 from pagedrun.load_embedding import makes_embeddings
 from pagedrun.server.embeddings import EmbeddingServing
-from pagedrun.server.serving import Loaded, ServeSettings, Serving
+from pagedrun.server.serving import Kind, Loaded, ServeSettings, Serving
 
 if TYPE_CHECKING:
     from pagedrun.cli.options import EngineOptions, TemplateOptions
@@ -69,6 +69,11 @@ class LocalSource:
         except (OSError, PagedrunError):
             return {}
 
+    @property
+    def kind(self) -> Kind | None:
+        """What it is for; None for one that has gone, or is none."""
+        return _kind_of(self.located.path)
+
     def fits(self, beside: Sequence[Loaded]) -> bool:
         """Whether there is room for it beside these."""
         return self._loader.memory.fits(self.located.path, [one.service.holds for one in beside])
@@ -91,16 +96,16 @@ class InstalledModels:
         self._loader = loader
         self._named = {source.located.path: source for source in named}
 
-    def names(self) -> Sequence[str]:
-        """Names of those that were not named."""
-        here = [entry for entry in library.entries() if _can_be_served(entry)]
-        return [entry.name for entry in here if entry.paths[0] not in self._named]
+    def kinds(self) -> Mapping[str, Kind]:
+        """Names of those that were not named, and what each is for."""
+        here = [entry for entry in library.entries() if entry.paths[0] not in self._named]
+        return {entry.name: kind for entry in here if (kind := _kind_of(entry.paths[0])) is not None}
 
     def source(self, name: str) -> LocalSource | None:
         """The model of that name; paths and what could be fetched are no names."""
         for entry in library.entries():
             names = {entry.name, *((entry.spec.name,) if entry.spec else ())}
-            if name in names and _can_be_served(entry):
+            if name in names and _kind_of(entry.paths[0]) is not None:
                 located = hub.locate(entry.name)
                 settings = replace(self._how(located), names=(entry.name,))
                 return self._named.get(located.path) or LocalSource(located, settings, self._loader)
@@ -117,21 +122,24 @@ def check_names(sources: Sequence[LocalSource]) -> None:
                 raise UsageError(f"{both} would both be called {name!r}", hint="give the file of one another name")
 
 
-def _can_be_served(entry: library.Entry) -> bool:
+def _kind_of(path: Path) -> Kind | None:
+    """What a model is for; None for one that cannot be served."""
     try:
-        status = entry.paths[0].stat()
+        status = path.stat()
     except OSError:
-        return False
-    return _kind(entry.paths[0], status.st_size, status.st_mtime_ns)
+        return None
+    return _kind(path, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(1000)
-def _kind(path: Path, n_bytes: int, changed: int) -> bool:
-    """Whether it generates text or makes embeddings. n_bytes, changed: of the file that the answer is for."""
+def _kind(path: Path, n_bytes: int, changed: int) -> Kind | None:
+    """n_bytes, changed: of the file that the answer is for."""
     from pagedrun.gguf_file import is_embedding, read_facts, why_no_text
 
     try:
         facts = read_facts(path)
     except PagedrunError:
-        return False
-    return is_embedding(facts) or not why_no_text(facts)
+        return None
+    if is_embedding(facts):
+        return "embedding"
+    return None if why_no_text(facts) else "text"

@@ -16,7 +16,7 @@ from pagedrun.chat import Message, ReplyDelta, ReplyParser, ToolCallDelta
 from pagedrun.errors import EngineError
 from pagedrun.request import Event, Finished, FinishReason, GenerationRequest, TextDelta, TokenLogprob
 from pagedrun.server.bridge import Bridge, Tagged
-from pagedrun.server.errors import not_ready, of_ours
+from pagedrun.server.errors import not_ready
 
 if TYPE_CHECKING:
     from pagedrun.server.serving import Serving
@@ -173,7 +173,7 @@ class Answers:
     async def more(self, timeout_s: float | None = None) -> list[Piece]:
         """What came since the last time; empty when nothing did for so long.
 
-        Raises ApiError for an answer that failed, or that was cancelled because the server stops.
+        Raises PagedrunError for an answer that failed, ApiError for one that was cancelled as the server stops.
         """
         pieces = []
         events = await self._bridge.take(timeout_s)
@@ -188,7 +188,7 @@ class Answers:
                 continue
             if event.reason is FinishReason.ERROR:
                 choice.finished = event
-                raise of_ours(event.error or EngineError("the answer could not be generated"))
+                raise event.error or EngineError("the answer could not be generated")
             if event.reason is FinishReason.CANCELLED:
                 choice.finished = event
                 raise not_ready("the server is stopping")

@@ -22,7 +22,7 @@ from pagedrun.server.docs import describe, page
 from pagedrun.server.embeddings import EmbeddingRequest
 from pagedrun.server.errors import ApiError, of_ours
 from pagedrun.server.fields import validated
-from pagedrun.server.guard import Guard, body_for
+from pagedrun.server.guard import Guard, api_path, body_for
 from pagedrun.server.http import Answering, Begun, asked_of, body_of, gone, unless_gone
 from pagedrun.server.kept import SaveRequest, UseRequest
 from pagedrun.server.messages_fields import CountRequest, MessagesRequest
@@ -30,7 +30,7 @@ from pagedrun.server.models import Models
 from pagedrun.server.own import Own
 from pagedrun.server.responses import ResponsesPresenter
 from pagedrun.server.responses_fields import ResponsesRequest
-from pagedrun.server.responses_items import ListQuery, items_of, page_of
+from pagedrun.server.responses_items import ListQuery, check_get, items_of, page_of
 from pagedrun.server.routes import add_get, add_post
 from pagedrun.server.serving import Serving, of_kind
 from pagedrun.server.views import add_views
@@ -60,7 +60,7 @@ def make_app(models: Models) -> FastAPI:
             allow_origins=list(models.settings.cors),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["Retry-After"],
+            expose_headers=["Retry-After", "X-Request-ID", "Request-ID"],
         )
     return app
 
@@ -74,17 +74,18 @@ def _add_answers(app: FastAPI, models: Models) -> None:
         def begin(serving: Serving) -> Begun:
             return partial(chat.task_of, serving, asked), chat.ChatPresenter(serving, **wants)
 
-        return Answering(models, asked.model, begin, stream=asked.streams())
+        return Answering(models, asked.model, begin, stream=asked.streams(), form=chat.form_of(asked))
 
     async def complete(request: Request) -> Response:
         """Go on from a prompt, without a chat template."""
-        asked = await asked_of(models, request, CompletionRequest, completions.REFUSED)
+        asked = await asked_of(models, request, CompletionRequest)
         wants = {"wants_usage": asked.wants_usage(), "wants_logprobs": asked.logprobs is not None}
 
         def begin(serving: Serving) -> Begun:
             return partial(completions.task_of, serving, asked), CompletionPresenter(serving, **wants)
 
-        return Answering(models, asked.model, begin, stream=asked.streams())
+        form = "response_format" if asked.grammar is None else "grammar"
+        return Answering(models, asked.model, begin, stream=asked.streams(), form=form)
 
     add_post(app, "/v1/chat/completions", chat_completions, ChatRequest)
     add_post(app, "/v1/completions", complete, CompletionRequest)
@@ -133,9 +134,11 @@ def _add_responses(app: FastAPI, models: Models) -> None:
             presenter = ResponsesPresenter(serving, asked, data, kept)
             return presenter.task, presenter
 
-        return Answering(models, asked.model, begin, stream=bool(asked.stream))
+        form = None if asked.tools else "text.format"
+        return Answering(models, asked.model, begin, stream=bool(asked.stream), form=form)
 
-    def get_response(response_id: str) -> Response:  # these read files: not in the event loop
+    def get_response(response_id: str, request: Request) -> Response:  # these read files: not in the event loop
+        check_get(request.query_params)
         return JSONResponse(kept.get(response_id).response)
 
     def delete_response(response_id: str) -> Response:
@@ -145,7 +148,7 @@ def _add_responses(app: FastAPI, models: Models) -> None:
     def input_items(response_id: str, request: Request) -> Response:
         """The conversation that a response answers, the newest items first: limit, order, after."""
         query = validated(ListQuery, dict(request.query_params))
-        return JSONResponse(page_of(items_of(response_id, kept.get(response_id).messages[:-1]), query))
+        return JSONResponse(page_of(items_of(response_id, kept.get(response_id)), query))
 
     add_post(app, "/v1/responses", create_response, ResponsesRequest)
     one = "/v1/responses/{response_id}"
@@ -180,7 +183,7 @@ def _add_docs(app: FastAPI) -> None:
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return JSONResponse(body_for(request.url.path, error), error.status, error.headers)
+    return JSONResponse(body_for(api_path(request.scope), error), error.status, error.headers)
 
 
 async def _our_error(request: Request, error: Exception) -> Response:

@@ -9,6 +9,7 @@ from pagedrun.chat import ChatOptions, ReplyDelta
 from pagedrun.request import TokenLogprob
 from pagedrun.server.answers import Answers, Choice, Piece, Task
 from pagedrun.server.asking import Ask, chat_task
+from pagedrun.server.calls import check_names, check_results
 from pagedrun.server.chat_fields import Allowed, ChatRequest, NamedTool, Tool, message_of, template_kwargs
 from pagedrun.server.chunks import ChunkPresenter
 from pagedrun.server.errors import invalid
@@ -20,7 +21,7 @@ from pagedrun.server.thinking import NAMES
 
 def ask_of(asked: ChatRequest) -> Ask:
     """What the templates and the engine are to do. Raises ApiError, ParameterError."""
-    if asked.top_logprobs is not None and not asked.logprobs:
+    if asked.top_logprobs and not asked.logprobs:
         raise invalid("'top_logprobs' is only for 'logprobs': true", "top_logprobs")
     if asked.grammar is not None and asked.response_format is not None and asked.response_format.type != "text":
         raise invalid("'grammar' and 'response_format' exclude each other", "grammar")
@@ -30,7 +31,13 @@ def ask_of(asked: ChatRequest) -> Ask:
         raise invalid(
             "'continue_final_message' and 'add_generation_prompt' exclude each other", "add_generation_prompt"
         )
+    messages = [message_of(m, f"messages[{i}]") for i, m in enumerate(asked.messages)]
+    check_results(messages, "messages[{}].tool_call_id")
+    if asked.continue_final_message and (messages[-1].role != "assistant" or messages[-1].tool_calls):
+        raise invalid("only an assistant's message without tool calls can be continued", "continue_final_message")
     tools, choice = tools_of(asked)
+    if asked.grammar is not None and tools:
+        raise invalid("'grammar' and 'tools' exclude each other", "grammar")
     opens = asked.add_generation_prompt
     options = ChatOptions(
         add_generation_prompt=True if opens is None or asked.continue_final_message else opens,
@@ -43,7 +50,7 @@ def ask_of(asked: ChatRequest) -> Ask:
         grammar=asked.grammar,
     )
     return Ask(
-        messages=[message_of(m, f"messages[{i}]") for i, m in enumerate(asked.messages)],
+        messages=messages,
         sampling=asked.params(),
         options=options,
         kwargs=template_kwargs(asked),
@@ -68,6 +75,7 @@ def _schemas(asked: ChatRequest) -> list[Given]:
 def tools_of(asked: ChatRequest) -> tuple[Sequence[Tool], str]:
     """The tools that may be called, and whether one has to be. Raises ApiError."""
     tools, choice = asked.tools or [], asked.tool_choice
+    check_names(tool.function.name for tool in tools)
     if choice is None:
         return tools, "auto"
     if not tools:
@@ -84,6 +92,16 @@ def tools_of(asked: ChatRequest) -> tuple[Sequence[Tool], str]:
     chosen = {named.function.name for named in wanted}
     mode = choice.allowed_tools.mode if isinstance(choice, Allowed) else "required"
     return [tool for tool in tools if tool.function.name in chosen], mode
+
+
+def form_of(asked: ChatRequest) -> str | None:
+    """The field that a grammar for the answer is made of; None where it may be another."""
+    if asked.grammar is not None:
+        return "grammar"
+    formed = asked.response_format is not None and asked.response_format.type != "text"
+    if formed and asked.tools:
+        return None
+    return "response_format" if formed else "tools"
 
 
 def task_of(serving: Serving, asked: ChatRequest) -> Task:

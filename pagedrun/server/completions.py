@@ -12,13 +12,11 @@ from pagedrun.server.answers import Answers, Choice, Piece, Task
 from pagedrun.server.asking import copies, raw_grammar, recommended
 from pagedrun.server.chat_fields import ResponseFormat
 from pagedrun.server.chunks import ChunkPresenter
-from pagedrun.server.errors import invalid
+from pagedrun.server.errors import invalid, unsupported
 from pagedrun.server.fields import TAG, Shared, prompt_tag
 from pagedrun.server.replies import timings_of
 from pagedrun.server.serving import Serving
 from pagedrun.server.tokens import check_tokens, text_of, tokens_of
-
-REFUSED = {"suffix": "is not supported: nothing can be filled in between"}
 
 _DEFAULT_TOKENS = 16  # OpenAI's
 
@@ -37,6 +35,7 @@ class CompletionRequest(Shared):
     """A completion: of a text, several, or token ids."""
 
     prompt: Prompt
+    suffix: str | None = None
     best_of: int | None = Field(None, ge=1, le=128)
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=20)
@@ -45,6 +44,8 @@ class CompletionRequest(Shared):
 
 def task_of(serving: Serving, asked: CompletionRequest) -> Task:
     """The requests of the engine: `n` for each prompt. Raises ApiError, RequestError."""
+    if asked.suffix:
+        raise unsupported("suffix", "is not supported: nothing can be filled in between")
     n = asked.n or 1
     if asked.best_of is not None and asked.best_of != n:
         raise invalid("'best_of' is only supported where it is 'n'", "best_of", "unsupported_parameter")
@@ -80,7 +81,9 @@ def _prompts(prompt: str | list[Any]) -> Sequence[str | list[int]]:
 
 def _tokens(serving: Serving, prompt: str | list[int]) -> tuple[int, ...]:
     if isinstance(prompt, str):
-        return tokens_of(serving, prompt)
+        if not (tokens := tokens_of(serving, prompt)):
+            raise invalid("the prompt is empty: say at least a word", "prompt")
+        return tokens
     check_tokens(serving, prompt, "prompt")
     return tuple(prompt)
 

@@ -42,6 +42,7 @@ SCHEMAS: dict[str, Any] = {
                 "required": ["type", "message"],
                 "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
             },
+            "request_id": {"type": ["string", "null"]},
         },
     },
 }

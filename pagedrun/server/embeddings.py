@@ -52,6 +52,7 @@ class EmbeddingRequest(Strict):
 class EmbeddingServing(Loaded):
     """A model for embeddings."""
 
+    kind = "embedding"
     otherwise = "is for embeddings: it does not generate text. Ask it at /v1/embeddings."
 
     service: EmbeddingService

@@ -25,12 +25,7 @@ _KINDS = (
     (SessionInUseError, 409, "session_in_use"),
     (ReloadedError, 409, "loaded_otherwise"),
 )
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
+_TYPES = {403: "permission_error", 429: "rate_limit_error"}  # an unknown model or key is an invalid request at OpenAI
 
 
 class ApiError(Exception):

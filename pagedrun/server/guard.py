@@ -1,5 +1,7 @@
 """What a request has to pass before anything looks at it: host, origin, key; and what is counted after it.
 
+Every response says what the request is called: `x-request-id` for OpenAI's clients, `request-id` for Anthropic's.
+
 Pages of other sites can send requests to loopback from a browser. They are kept out by their Origin, and where a name
 of theirs leads here (DNS rebinding) by the Host that they have to give.
 """
@@ -17,7 +19,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pagedrun.server import messages, web
+from pagedrun.server import messages, request_id, web
 from pagedrun.server.errors import ApiError
 from pagedrun.server.models import Models
 from pagedrun.server.replies import sse
@@ -47,16 +49,20 @@ class Guard:
             return
         began = time.perf_counter()
         status = 499
+        called = request_id.id_of(Headers(scope=scope))
+        request_id.current.set(called)
+        named = [(name, called.encode()) for name in (b"x-request-id", b"request-id")]
 
         async def sending(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ()), *named]}
             await send(message)
 
         try:
             if (refused := self._refused(scope)) is not None:
-                body = body_for(scope["path"], refused)
+                body = body_for(api_path(scope), refused)
                 await JSONResponse(body, refused.status, refused.headers)(scope, receive, sending)
             else:
                 with self._models.request():
@@ -66,11 +72,12 @@ class Guard:
             if status != 499:  # the response has begun: it can only be cut off
                 raise
             failed = ApiError(500, "the server failed; its log says more", code="internal_error")
-            await JSONResponse(body_for(scope["path"], failed), failed.status)(scope, receive, sending)
+            await JSONResponse(body_for(api_path(scope), failed), failed.status)(scope, receive, sending)
         finally:
             path = scope["path"] if scope["path"] in self._paths else "other"
             self._models.metrics.requests.labels(path, str(status)).inc()
-            log.info("%s %s %d %.3fs", scope["method"], path, status, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            log.info("%s %s %d %.3fs %s", scope["method"], path, status, seconds, called)
 
     def _refused(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
@@ -82,7 +89,7 @@ class Guard:
             return ApiError(403, "pages of this origin may not ask here (--cors)", code="origin_not_allowed")
         if self._keys and scope["path"] not in OPEN and scope["method"] != "OPTIONS" and not self._knows_key(headers):
             wanted = {"WWW-Authenticate": "Bearer"}
-            said = "Incorrect API key provided." if _given(headers) else _NO_KEY
+            said = "Incorrect API key provided." if any(_given(headers)) else _NO_KEY
             return ApiError(401, said, code="invalid_api_key", headers=wanted)
         return None
 
@@ -91,12 +98,21 @@ class Guard:
         return "*" in allowed or origin in allowed or origin.partition("://")[2] == host
 
     def _knows_key(self, headers: Headers) -> bool:
-        """Whether a key is one of ours. Takes the same time for every wrong one."""
-        digest = _digest(_given(headers))
+        """Whether a key is one of ours, of two that are sent either. Takes the same time for every wrong one."""
         known = False
-        for key in self._keys:
-            known |= hmac.compare_digest(key, digest)
+        for given in _given(headers):
+            digest = _digest(given)
+            for key in self._keys:
+                known |= hmac.compare_digest(key, digest)
         return known
+
+
+def api_path(scope: Scope) -> str:
+    """The path of a request, or one of Anthropic's API where its clients ask for models."""
+    path: str = scope["path"]
+    if path.startswith("/v1/models") and "anthropic-version" in Headers(scope=scope):
+        return f"/v1/messages{path}"
+    return path
 
 
 def body_for(path: str, error: ApiError) -> dict[str, Any]:
@@ -114,10 +130,11 @@ def event_for(path: str, error: ApiError) -> bytes:
     return sse(error.body)
 
 
-def _given(headers: Headers) -> str:
-    """The key that was sent; "": none."""
+def _given(headers: Headers) -> list[str]:
+    """The keys that were sent: OpenAI's clients do it in one header, Anthropic's in another, and some in both."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    found = [token.strip()] if scheme.lower() == "bearer" else []
+    return [*found, headers["x-api-key"]] if "x-api-key" in headers else found
 
 
 def _digest(key: str) -> bytes:

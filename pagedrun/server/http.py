@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from pagedrun.errors import PagedrunError
+from pagedrun.errors import GrammarError, PagedrunError
 from pagedrun.server.answers import Answers, Piece, Task
 from pagedrun.server.body import Gone, read_json
 from pagedrun.server.errors import ApiError, of_ours
@@ -53,14 +53,26 @@ async def body_of(models: Models, request: Request) -> dict[str, Any]:
 
 
 class Answering(Response):
-    """The response to a request for text of the model of that name. begin: is called when it is loaded."""
+    """The response to a request for text of the model of that name.
 
-    def __init__(self, models: Models, name: str | None, begin: Callable[[Serving], Begun], *, stream: bool) -> None:
+    begin: is called when it is loaded. form: the field that says what form the answer has, if one does.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        name: str | None,
+        begin: Callable[[Serving], Begun],
+        *,
+        stream: bool,
+        form: str | None = None,
+    ) -> None:
         super().__init__()
         self._models = models
         self._name = name
         self._begin = begin
         self._stream = stream
+        self._form = form
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,6 +101,8 @@ class Answering(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (ApiError, PagedrunError) as e:
             error = (e if isinstance(e, ApiError) else of_ours(e)).asked_at(scope["path"])
+            if isinstance(e, GrammarError):
+                error.param = self._form
             if not self._started:
                 body = presenter.error_body(error) if presenter else body_for(scope["path"], error)
                 await JSONResponse(body, error.status, error.headers)(scope, receive, send)

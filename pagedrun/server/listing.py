@@ -14,6 +14,7 @@ from pagedrun.server.errors import ApiError, invalid
 from pagedrun.server.fields import Strict
 from pagedrun.server.models import Models
 from pagedrun.server.served import Served
+from pagedrun.server.serving import Kind
 
 
 class ModelRequest(Strict):
@@ -23,27 +24,27 @@ class ModelRequest(Strict):
 
 
 async def listed(models: Models) -> dict[str, Any]:
-    """All names that requests may use. `pagedrun` says whether a model is loaded, what memory it has or may take, and
-    when it is unloaded if nobody asks for it.
+    """All names that requests may use. `pagedrun` says what a model is for, whether it is loaded, what memory it has or
+    may take, and when it is unloaded if nobody asks for it.
     """
-    found = [_model(models, served, name) for served in models.all for name in served.settings.names]
+    found = [await _model(models, served, name) for served in list(models.all) for name in served.settings.names]
     if models.installed is not None:
-        names = await asyncio.get_running_loop().run_in_executor(models.prepare, models.installed.names)
+        kinds = await asyncio.get_running_loop().run_in_executor(models.prepare, models.installed.kinds)
         known = {one["id"] for one in found}
-        found += [_entry(models, name, {}, _NEVER) for name in names if name not in known]
+        found += [_entry(models, n, {}, {"kind": kind, **_NEVER}) for n, kind in kinds.items() if n not in known]
     return {"object": "list", "data": found}
 
 
 async def one(models: Models, name: str) -> dict[str, Any]:
     """One of them. Raises ApiError."""
-    return _model(models, await models.find(name), name)
+    return await _model(models, await models.find(name), name)
 
 
 async def load(models: Models, name: str | None) -> dict[str, Any]:
     """Load a model, unless it is, and wait until it is there. Raises ApiError."""
     served = await models.find(name)
     await models.serving(served.name)
-    return _model(models, served, served.name)
+    return await _model(models, served, served.name)
 
 
 async def unload(models: Models, name: str | None) -> dict[str, Any]:
@@ -57,12 +58,23 @@ async def unload(models: Models, name: str | None) -> dict[str, Any]:
     if served.serving is not None and not await models.mover.unload(served, "asked") and served.serving is not None:
         why = "answers are under way" if served.serving.busy else "it cannot be loaded again"
         raise ApiError(409, f"'{served.name}' stays loaded: {why}", param="model", code="model_in_use")
-    return _model(models, served, served.name)
+    return await _model(models, served, served.name)
 
 
-def _model(models: Models, served: Served, name: str) -> dict[str, Any]:
+async def _kind(models: Models, served: Served) -> Kind | None:
+    """What it is for; reads the header of a file."""
+    if served.serving is not None:
+        return served.serving.kind
+    source = served.source
+    if source is None:
+        return None
+    return await asyncio.get_running_loop().run_in_executor(models.prepare, lambda: source.kind)
+
+
+async def _model(models: Models, served: Served, name: str) -> dict[str, Any]:
+    kind = await _kind(models, served)
     serving = served.serving
-    state: dict[str, Any] = {"state": served.state, "loaded": serving is not None, "since": served.since}
+    state: dict[str, Any] = {"kind": kind, "state": served.state, "loaded": serving is not None, "since": served.since}
     if serving is None:
         about = served.source.about if served.source is not None else {}
         return _entry(models, name, about, {**state, **_NOTHING, "waiting": served.n_waiting})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic_core import from_json
+
 from pagedrun.request import Finished
+from pagedrun.server import request_id
 from pagedrun.server.answers import Answers, Choice, Piece, Task
 from pagedrun.server.asking import chat_task, render
 from pagedrun.server.errors import ApiError
@@ -24,11 +26,14 @@ _TYPES = {
     503: "overloaded_error",
 }
 
+_NOT_CACHED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+
 
 def error_body(error: ApiError) -> dict[str, Any]:
     """An error in Anthropic's shape."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    called = request_id.current.get() or None
+    return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": called}
 
 
 def task_of(serving: Serving, asked: MessagesRequest) -> Task:
@@ -54,7 +59,8 @@ class MessagesPresenter(Presenter):
 
     def started(self, answers: Answers) -> Iterator[bytes]:
         """The message without content."""
-        usage = {"input_tokens": len(answers.task.requests[0].prompt), "output_tokens": 0}
+        # What of the prompt is in the cache is not said before the end; `message_delta` has the split.
+        usage = {"input_tokens": len(answers.task.requests[0].prompt), **_NOT_CACHED, "output_tokens": 0}
         message = {**self._head(), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         yield _event({"type": "message_start", "message": message})
 
@@ -162,9 +168,9 @@ def _usage(finished: Finished | None) -> dict[str, int]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Arguments as an object; those of a call that was cut off are none."""
+    """Arguments as an object; of those that were cut off the whole members, as Anthropic's clients read streams."""
     try:
-        value = json.loads(arguments or "{}")
+        value = from_json(arguments or "{}", allow_partial=True, allow_inf_nan=False)
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

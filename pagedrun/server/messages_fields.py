@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from pagedrun.chat import ChatOptions, Message, ToolCall
 from pagedrun.server.asking import Ask
+from pagedrun.server.calls import check_names, check_results
 from pagedrun.server.errors import invalid, missing, unsupported
 from pagedrun.server.fields import TAG, SamplingFields, Strict, list_tag
 from pagedrun.server.functions import function_tool
@@ -126,6 +127,7 @@ def ask_of(asked: CountRequest) -> Ask:
     messages = [Message("system", _plain(asked.system, "system"))] if asked.system is not None else []
     for i, turn in enumerate(asked.messages):
         messages += _messages(turn, f"messages[{i}]")
+    check_results(messages, "messages")
     if messages[-1].tool_calls:
         at = f"messages[{len(asked.messages) - 1}]"
         raise invalid(f"'{at}' uses tools, and their results are missing", at)
@@ -227,6 +229,7 @@ def _schemas(asked: CountRequest, form: OutputFormat | None) -> list[Given]:
 
 def _tools(asked: CountRequest) -> tuple[tuple[dict[str, Any], ...], str]:
     fields, choice = asked.tools or [], asked.tool_choice
+    check_names(tool.name for tool in fields)
     if choice is not None and choice.type == "tool":
         fields = [tool for tool in fields if tool.name == choice.name]
     if choice is not None and choice.type in ("any", "tool") and not fields:

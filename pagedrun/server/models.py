@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,7 +19,7 @@ from pagedrun.server.metrics import Metrics, Reading
 from pagedrun.server.mover import Mover
 from pagedrun.server.responses_store import Responses
 from pagedrun.server.served import Served, Source
-from pagedrun.server.serving import Loaded, ServeSettings
+from pagedrun.server.serving import Kind, Loaded, ServeSettings
 
 _held: ContextVar[list[tuple[Served, Loaded]] | None] = ContextVar("held", default=None)
 _LOAD_S = 10.0  # until one was loaded
@@ -28,8 +28,8 @@ _LOAD_S = 10.0  # until one was loaded
 class Installed(Protocol):
     """Models that may be asked for although nobody named them at the start."""
 
-    def names(self) -> Sequence[str]:
-        """What they are called."""
+    def kinds(self) -> Mapping[str, Kind]:
+        """What they are called, and what each is for."""
 
     def source(self, name: str) -> Source | None:
         """The one of that name, if there is one. Fetches nothing."""

@@ -11,9 +11,13 @@ from pagedrun.server.answers import Answers, Choice, Piece, Task
 from pagedrun.server.asking import chat_task
 from pagedrun.server.errors import ApiError
 from pagedrun.server.replies import Presenter, new_id, sse, timings_of, token_logprob, usage_of
-from pagedrun.server.responses_fields import ResponsesRequest, ask_of, input_messages, wants_logprobs
+from pagedrun.server.responses_fields import ResponsesRequest, ask_of, read_input, wants_logprobs
+from pagedrun.server.responses_items import Marks, marks_of_output
 from pagedrun.server.responses_store import Responses
 from pagedrun.server.serving import Serving
+
+#: Nobody pays for what is put into the cache, and how long it stays there is not promised.
+_NOT_WRITTEN = {"cache_write_tokens": 0}
 
 
 class ResponsesPresenter(Presenter):
@@ -31,6 +35,7 @@ class ResponsesPresenter(Presenter):
         self._given = given
         self._kept = kept
         self._before: tuple[Message, ...] = ()
+        self._marks: Marks = {}
         self._items: list[dict[str, Any]] = []
         self._open = ""
         self._n_events = 0
@@ -40,7 +45,8 @@ class ResponsesPresenter(Presenter):
         """The request of the engine. Reads what is gone on from. Raises ApiError, RequestError."""
         before = self._asked.previous_response_id
         if before is not None:
-            self._before = self._kept.get(before, "previous_response_id").messages
+            kept = self._kept.get(before, "previous_response_id")
+            self._before, self._marks = kept.messages, dict(kept.marks)
         return chat_task(self.serving, ask_of(self._asked, self._before))
 
     def started(self, answers: Answers) -> Iterator[bytes]:
@@ -91,7 +97,7 @@ class ResponsesPresenter(Presenter):
 
     def failed(self, error: ApiError) -> bytes:
         """The event for an error after the first one."""
-        told = {"code": error.code or "server_error", "message": error.message}
+        told = {"code": "server_error" if error.status >= 500 else "invalid_prompt", "message": error.message}
         return self._event("response.failed", response={**self._response("failed", self._items), "error": told})
 
     def _finished(self, answers: Answers, items: list[dict[str, Any]]) -> dict[str, Any]:
@@ -104,7 +110,7 @@ class ResponsesPresenter(Presenter):
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "usage": {
                 "input_tokens": usage["prompt_tokens"],
-                "input_tokens_details": usage["prompt_tokens_details"],
+                "input_tokens_details": {**usage["prompt_tokens_details"], **_NOT_WRITTEN},
                 "output_tokens": usage["completion_tokens"],
                 "output_tokens_details": usage["completion_tokens_details"],
                 "total_tokens": usage["total_tokens"],
@@ -112,7 +118,10 @@ class ResponsesPresenter(Presenter):
             "timings": timings_of(choice.finished),
         }
         if self._asked.store is not False:
-            self._kept.add(response, (*self._before, *input_messages(self._asked), _answered(choice)))
+            given, marks = read_input(self._asked, len(self._before))
+            before = (*self._before, *given)
+            marks = {**self._marks, **marks, **marks_of_output(len(before), items)}
+            self._kept.add(response, (*before, _answered(choice)), marks)
         return response
 
     def _response(self, status: str, items: list[dict[str, Any]]) -> dict[str, Any]:

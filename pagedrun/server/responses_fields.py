@@ -10,9 +10,11 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from pagedrun.chat import ChatOptions, Message, ToolCall
 from pagedrun.server.asking import Ask
+from pagedrun.server.calls import check_names, check_results
 from pagedrun.server.errors import invalid, missing, unsupported
 from pagedrun.server.fields import TAG, Priority, SamplingFields, StreamOptions, Strict, choice_tag, list_tag
 from pagedrun.server.functions import arguments_of, function_tool
+from pagedrun.server.responses_items import Marks, place_of
 from pagedrun.server.schemas import Given
 from pagedrun.server.thinking import NAMES
 
@@ -44,6 +46,7 @@ class Item(Strict):
 
     model_config = ConfigDict(extra="ignore")
     type: str = Field("message", max_length=64)
+    id: str | None = Field(None, max_length=256)
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: Parts | None = None
     call_id: str | None = Field(None, max_length=256)
@@ -143,7 +146,8 @@ class ResponsesRequest(Strict):
 
 def ask_of(asked: ResponsesRequest, before: Sequence[Message]) -> Ask:
     """The chat. before: what an earlier response ended with. Raises ApiError, ParameterError."""
-    messages = [*before, *input_messages(asked)]
+    messages = [*before, *read_input(asked)[0]]
+    check_results(messages, "input")
     if asked.instructions is not None:
         messages.insert(0, Message("system", asked.instructions))
     tools, choice = _tools(asked)
@@ -161,7 +165,7 @@ def ask_of(asked: ResponsesRequest, before: Sequence[Message]) -> Ask:
         options=options,
         effort=asked.reasoning.effort if asked.reasoning else None,
         max_tokens=asked.max_output_tokens,
-        logprobs=asked.top_logprobs if wants_logprobs(asked) else None,
+        logprobs=(asked.top_logprobs or 0) if wants_logprobs(asked) else None,
         priority=asked.priority or 0,
         names=NAMES._replace(effort="reasoning.effort"),
         schemas=_schemas(asked, form),
@@ -173,19 +177,27 @@ def wants_logprobs(asked: ResponsesRequest) -> bool:
     for i, name in enumerate(asked.include or ()):
         if name not in ("message.output_text.logprobs", "reasoning.encrypted_content"):
             raise unsupported(f"include[{i}]", f"asks for {name[:100]!r}, which is not there")
-    return asked.top_logprobs is not None or "message.output_text.logprobs" in (asked.include or ())
+    return bool(asked.top_logprobs) or "message.output_text.logprobs" in (asked.include or ())
 
 
-def input_messages(asked: ResponsesRequest) -> list[Message]:
-    """The input as messages. An assistant's thinking, text and calls are one. Raises ApiError."""
+def read_input(asked: ResponsesRequest, n_before: int = 0) -> tuple[list[Message], Marks]:
+    """The input as messages, and what those do not say of its items. Raises ApiError.
+
+    An assistant's thinking, text and calls are one message. n_before: messages of earlier responses.
+    """
     if isinstance(asked.input, str):
-        return [Message("user", asked.input)]
+        return [Message("user", asked.input)], {}
     if not asked.input:
         raise invalid("'input' is empty", "input")
     messages: list[Message] = []
+    marks: Marks = {}
     for i, item in enumerate(asked.input):
         _add(messages, _message(item, f"input[{i}]"))
-    return messages
+        role = {"role": "developer"} if item.role == "developer" else {}
+        if mark := ({"id": item.id} if item.id else {}) | role:
+            number = len(messages[-1].tool_calls) - 1 if item.type == "function_call" else 0
+            marks.setdefault(place_of(n_before + len(messages) - 1, item.type, number), mark)
+    return messages, marks
 
 
 def _add(messages: list[Message], more: Message) -> None:
@@ -259,6 +271,7 @@ def _schemas(asked: ResponsesRequest, form: Format) -> list[Given]:
 
 def _tools(asked: ResponsesRequest) -> tuple[tuple[dict[str, Any], ...], str]:
     fields, choice = asked.tools or [], asked.tool_choice
+    check_names(tool.name for tool in fields)
     mode = "auto"
     if isinstance(choice, (Named, Allowed)):
         wanted = [choice] if isinstance(choice, Named) else choice.tools

@@ -20,12 +20,13 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pagedrun.chat import Message, ToolCall
 from pagedrun.server.errors import ApiError
+from pagedrun.server.responses_items import Marks
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +44,12 @@ class Kept:
 
     response: Mapping[str, Any]
     messages: tuple[Message, ...]
+    marks: Marks = field(default_factory=dict)
 
     @property
     def n_bytes(self) -> int:
         """What it takes, roughly. Conversations that go on share what they have in common."""
-        return sum(len(m.content) + len(m.reasoning) for m in self.messages[-2:]) + 2048
+        return sum(len(m.content) + len(m.reasoning) for m in self.messages[-2:]) + 100 * len(self.marks) + 2048
 
 
 class Responses:
@@ -61,9 +63,9 @@ class Responses:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="pagedrun-responses") if folder else None
         self._told = ""
 
-    def add(self, response: Mapping[str, Any], messages: tuple[Message, ...]) -> None:
+    def add(self, response: Mapping[str, Any], messages: tuple[Message, ...], marks: Marks | None = None) -> None:
         """Keep one. It is written in the background."""
-        kept, response_id = Kept(response, messages), response["id"]
+        kept, response_id = Kept(response, messages, marks or {}), response["id"]
         with self._lock:
             self._kept[response_id] = kept
             self._n_bytes += kept.n_bytes
@@ -135,7 +137,8 @@ class Responses:
 def _save(path: Path, kept: Kept) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     messages = [{k: v for k, v in asdict(m).items() if v} for m in kept.messages]
-    data = json.dumps({"version": _VERSION, "response": kept.response, "messages": messages}).encode()
+    found = {"version": _VERSION, "response": kept.response, "messages": messages, "marks": kept.marks}
+    data = json.dumps(found).encode()
     descriptor, aside = tempfile.mkstemp(_ASIDE, f".{path.stem}.", path.parent)  # 0600
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -159,7 +162,7 @@ def _read(path: Path) -> Kept | None:
         data = json.loads(path.read_bytes())
         if data["version"] != _VERSION or data["response"]["id"] != path.stem:
             raise ValueError("it is another version, or another response")
-        return Kept(data["response"], tuple(map(_message, data["messages"])))
+        return Kept(data["response"], tuple(map(_message, data["messages"])), _marks(data.get("marks", {})))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
@@ -173,6 +176,13 @@ def _message(data: dict[str, Any]) -> Message:
     if not all(isinstance(v, str) for v in data.values()):
         raise ValueError("it is damaged")
     return found
+
+
+def _marks(data: dict[str, dict[str, str]]) -> Marks:
+    """Those of a file; earlier ones have none."""
+    if not all(isinstance(value, str) for mark in data.values() for value in mark.values()):
+        raise ValueError("it is damaged")
+    return data
 
 
 def _trim(folder: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from pagedrun.engine import EngineStats
-from pagedrun.server.serving import Loaded, ServeSettings
+from pagedrun.server.serving import Kind, Loaded, ServeSettings
 
 
 class Source(Protocol):
@@ -23,6 +23,10 @@ class Source(Protocol):
     @property
     def about(self) -> Mapping[str, Any]:
         """What is known of it before it is loaded, for lists."""
+
+    @property
+    def kind(self) -> Kind | None:
+        """What it is for, as far as that is known without loading it."""
 
     def fits(self, beside: Sequence[Loaded]) -> bool:
         """Whether there is room for it beside these, as good as if it were alone. Raises what `load` would."""

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from pagedrun.config import EngineConfig
 from pagedrun.server.errors import ApiError
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from pagedrun.model import ModelInfo
     from pagedrun.plan import Plan
     from pagedrun.step import RunnerLimits, Vocab
+
+#: What a model is for.
+Kind = Literal["text", "embedding"]
 
 T = TypeVar("T")
 L = TypeVar("L", bound="Loaded")
@@ -106,9 +109,10 @@ class Loaded:
     """One loaded model. prepare: a thread for templates and tokens, which would hold up the event loop.
 
     It is one thread because a template may be used by one at a time. users: requests that have it, whether or not the
-    engine works for them. otherwise: what a model of its kind says to who asks for something else.
+    engine works for them. kind: what it is for. otherwise: what one of its kind says to who asks for something else.
     """
 
+    kind: ClassVar[Kind]
     otherwise: ClassVar[str]
 
     service: AnyService
@@ -167,6 +171,7 @@ class Loaded:
 class Serving(Loaded):
     """A model that generates text."""
 
+    kind = "text"
     otherwise = "generates text: it makes no embeddings. Name one for embeddings in 'model'."
 
     service: Service

@@ -9,8 +9,9 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
-from pagedrun.server import listing, tools
+from pagedrun.server import listing, model_infos, tools
 from pagedrun.server.chat_fields import REFUSED, ChatRequest
+from pagedrun.server.fields import validated
 from pagedrun.server.http import asked_of, unless_gone
 from pagedrun.server.models import Models
 from pagedrun.server.routes import add_get, add_post
@@ -76,11 +77,16 @@ def _add_looks(app: FastAPI, models: Models) -> None:
 
 
 def _add_models(app: FastAPI, models: Models) -> None:
-    async def all_models() -> Response:
-        return JSONResponse(await listing.listed(models))
+    async def all_models(request: Request) -> Response:
+        found = await listing.listed(models)
+        if "anthropic-version" in request.headers:
+            known = {k: v for k, v in request.query_params.items() if k in model_infos.ListQuery.model_fields}
+            found = model_infos.page_of(found, validated(model_infos.ListQuery, known))
+        return JSONResponse(found)
 
-    async def one_model(model_id: str) -> Response:
-        return JSONResponse(await listing.one(models, model_id))
+    async def one_model(model_id: str, request: Request) -> Response:
+        found = await listing.one(models, model_id)
+        return JSONResponse(model_infos.info_of(found) if "anthropic-version" in request.headers else found)
 
     async def move(request: Request, work: Callable[[Models, str | None], Awaitable[dict[str, Any]]]) -> Response:
         asked = await asked_of(models, request, listing.ModelRequest)

@@ -39,7 +39,7 @@ def list_sessions(
     for entry in entries:
         if entry.meta is None:
             console.warn(console.printable(f"{entry.name}: {entry.reason}"))
-    if not any(e.kind == "named" for e in entries):
+    if not entries:
         console.note(f"no sessions yet; begin one with: {console.typed('pagedrun chat --session NAME')}")
     automatic = folder.entries("cache")
     if automatic and not everything:

@@ -74,14 +74,16 @@ async function findModels(quiet = false) {
     return;
   }
   const before = at("model").value || store.settings.get().model;
-  const names = found.data.map((one) => one.id);
+  const chats = found.data.filter((one) => one.pagedrun?.kind !== "embedding");
+  const names = chats.map((one) => one.id);
   const shown = [...state.models.keys()];
-  state.models = new Map(found.data.map((one) => [one.id, one]));
+  state.models = new Map(chats.map((one) => [one.id, one]));
   if (names.join("\n") !== shown.join("\n")) {
     at("model").replaceChildren(...names.map((name) => new Option(name, name)));
     if (state.models.has(before)) at("model").value = before;
   }
-  await showModel();
+  if (names.length) await showModel();
+  else engine.watch(null, true, "No model of this server generates text.");
 }
 
 async function showModel() {

@@ -232,3 +232,22 @@ def test_one_call_where_no_more_are_wanted(door: Door, name: str) -> None:
 
     with taught_server(templates(door, plain_case(name))) as taught:
         run(scenario(taught))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama-3.1", "gpt-oss"])
+def test_definitions_of_one_name_are_rules_of_their_own(door: Door, name: str) -> None:
+    def tool(function: str, field: str) -> dict[str, Any]:
+        item = {"type": "object", "properties": {field: {"type": "integer"}}, "required": [field]}
+        parameters = {"type": "object", "properties": {"item": {"$ref": "#/$defs/Item"}}, "required": ["item"]}
+        return {
+            "type": "function",
+            "function": {"name": function, "parameters": {**parameters, "$defs": {"Item": item}}},
+        }
+
+    async def scenario(taught: Taught) -> None:
+        ask = {"messages": [chat_cases.ASK], "tools": [tool("one", "weight"), tool("two", "colour")]}
+        await taught.chat({**ask, "tool_choice": "required"}, b"")
+        assert "weight" in taught.grammar and "colour" in taught.grammar
+
+    with taught_server(templates(door, plain_case(name))) as taught:
+        run(scenario(taught))

@@ -162,7 +162,7 @@ UNKNOWN: list[Any] = [
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
-        ("/v1/completions", {"prompt": "x", "response_format": BAD_SCHEMA}, "response_format"),
+        ("/v1/completions", {"prompt": "x", "response_format": BAD_SCHEMA}, "response_format.json_schema.schema"),
         ("/v1/completions", {"prompt": ""}, "prompt"),
         ("/v1/completions", {"prompt": ["x", ""]}, "prompt"),
         ("/v1/completions", {"prompt": "x", "suffix": "y"}, "suffix"),

@@ -116,7 +116,7 @@ def test_lines_by_alt_enter_and_by_paste_make_one_message(start: Start) -> None:
     t.send("echo one" + ALT_ENTER + "two")
     t.wait_for(r"^> echo one\n  two$")
     t.send(ENTER)
-    t.wait_for(r"^one\ntwo$")
+    t.wait_for(r"^one\ntwo\n+>$")  # before it the terminal would change line ends
     t.paste("echo alpha\nbeta\r\ngamma")
     t.wait_for(r"^  gamma$")
     t.send(ENTER)

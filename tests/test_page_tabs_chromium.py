@@ -69,14 +69,19 @@ def test_what_is_typed_stays(visit: Any) -> None:
         assert other.locator("#message").input_value() == "half a\n\nsecond and more!"
 
 
+def type_title(page: Any, text: str) -> None:
+    """Begin to rename the only conversation."""
+    page.wait_for_selector("#list .open")
+    page.focus("#list .open")
+    page.keyboard.press("F2")
+    page.keyboard.type(text)
+
+
 def test_a_title_that_is_being_written_stays(visit: Any) -> None:
     with visit() as v:
         other = v.another()
         v.ask("first")
-        other.wait_for_selector("#list .open")
-        other.focus("#list .open")
-        other.keyboard.press("F2")
-        other.keyboard.type("My na")
+        type_title(other, "My na")
         v.page.click("#new")
         v.ask("second")
         other.keyboard.type("me")
@@ -110,10 +115,7 @@ def test_renamed_and_deleted_while_it_is_written(visit: Any) -> None:
     with visit(LONG, step_s=0.01) as v:
         other = v.another()
         v.send("first")
-        other.wait_for_selector("#list .open")
-        other.focus("#list .open")
-        other.keyboard.press("F2")
-        other.keyboard.type("Named")
+        type_title(other, "Named")
         other.keyboard.press("Enter")
         v.until("document.querySelector('#title').textContent === 'Named'")
         v.until("document.querySelector('.assistant .text').textContent.length > 300")  # it was saved meanwhile

@@ -51,6 +51,7 @@ WAYS = [
         (IMPOSSIBLE, None, "", "cannot be used"),
         (NO_OBJECT, None, "", "must have the type 'object'"),
         (TWICE, None, "", "a type stands twice"),
+        ({"type": "object", "properties": {"enum": TWICE["properties"]["a"]}}, None, "", "a type stands twice"),
         (LOOSE, True, ".properties.a", "'multipleOf' at "),
     ],
 )
@@ -129,6 +130,7 @@ def tool(name: str, item: Any, at: str = "$defs") -> dict[str, Any]:
         "properties": {
             "items": {"type": "array", "items": {"$ref": f"#/{at}/Item"}},
             "rest": {"default": {"$ref": "x"}},
+            "default": {"$ref": f"#/{at}/Item"},
         },
         at: {"Item": item, "Other": {"type": "object", "properties": {"of": {"$ref": f"#/{at}/Item/properties/a"}}}},
     }
@@ -151,6 +153,7 @@ def test_definitions_of_one_name_are_told_apart(at: str) -> None:
         assert first == tool("one", ITEMS[0])["function"]["parameters"]
         assert second[at]["Item_2"] == ITEMS[1] and second[at].keys() == {"Item_2", "Other_2"}
         assert second["properties"]["items"]["items"] == {"$ref": f"#/{at}/Item_2"}
+        assert second["properties"]["default"] == {"$ref": f"#/{at}/Item_2"}
         assert second["properties"]["rest"] == {"default": {"$ref": "x"}}
         assert second[at]["Other_2"]["properties"]["of"] == {"$ref": f"#/{at}/Item_2/properties/a"}
 

@@ -55,11 +55,12 @@ class Ask:
 
 def chat_task(serving: Serving, ask: Ask) -> Task:
     """The requests, and parsers for their replies. Raises ApiError, RequestError."""
-    rendered = render(serving, ask)
+    options = _options(serving, ask)
+    rendered = _rendered(serving, ask, options)
     request = GenerationRequest(
         # Where the vocabulary wants a BOS the template's own was taken out of the prompt.
         prompt=tokens_of(serving, rendered.prompt),
-        sampling=ask.sampling,
+        sampling=recommended(serving, ask.sampling, options.think),
         max_tokens=ask.max_tokens,
         stop=(*rendered.stop, *ask.stop),
         grammar=rendered.grammar if ask.options.parallel_tool_calls else _one_call(rendered.grammar),
@@ -68,8 +69,6 @@ def chat_task(serving: Serving, ask: Ask) -> Task:
         preserved_tokens=tuple(rendered.preserved_tokens),
         priority=ask.priority,
     )
-    think = _options(serving, ask).think
-    request = replace(request, sampling=recommended(serving, ask.sampling, think))
     parsers = tuple(serving.service.templates.reply_parser(rendered) for _ in range(ask.n))
     return Task(requests=copies(request, ask.n), parsers=parsers)
 
@@ -86,11 +85,14 @@ def _one_call(grammar: Grammar | None) -> Grammar | None:
 
 def render(serving: Serving, ask: Ask) -> RenderedChat:
     """The prompt. Raises ApiError, RequestError."""
+    return _rendered(serving, ask, _options(serving, ask))
+
+
+def _rendered(serving: Serving, ask: Ask, options: ChatOptions) -> RenderedChat:
     check_schemas(serving.service.templates.schema_to_grammar, ask.schemas)
     messages = list(ask.messages)
     if serving.settings.system is not None and not any(m.role == "system" for m in messages):
         messages.insert(0, Message("system", serving.settings.system))
-    options = _options(serving, ask)
     rendered = serving.service.templates.render(messages, options)
     if options.tool_choice == "required" and (rendered.grammar is None or rendered.grammar.lazy):
         raise unsupported("tool_choice", "cannot be kept: this model's chat template can only leave it to the model")
@@ -105,9 +107,8 @@ def _options(serving: Serving, ask: Ask) -> ChatOptions:
         think = kwargs.pop("enable_thinking")
         if not isinstance(think, bool):
             raise invalid("'chat_template_kwargs.enable_thinking' must be true or false", "chat_template_kwargs")
-    check_can_think(serving, ask.names, switch=ask.kwargs.get("enable_thinking"), effort=ask.effort, budget=ask.budget)
-    budget = ask.budget
-    switch = ask.kwargs.get("enable_thinking")
+    budget, switch = ask.budget, ask.kwargs.get("enable_thinking")
+    check_can_think(serving, ask.names, switch=switch, effort=ask.effort, budget=budget)
     if switch is not None and ask.effort is not None and switch == (ask.effort == "none"):
         raise invalid(f"'{ask.names.effort}' and '{ask.names.switch}' exclude each other", ask.names.effort)
     if ask.effort == "none":

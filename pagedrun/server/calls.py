@@ -17,32 +17,26 @@ def check_names(names: Iterable[str], param: str = "tools") -> None:
         seen.add(name)
 
 
-def stray_result(messages: Sequence[Message]) -> int | None:
-    """Which message is the result of a call that nobody made, where the message with the calls is there.
-
-    A result without any calls before it may be what a client has left of a longer chat. Calls may have no ids at all.
-    """
-    ids: set[str] = set()
-    for number, message in enumerate(messages):
-        ids |= {call.id for call in message.tool_calls}
-        if message.role != "tool" or not ids or "" in ids:
-            continue
-        if _answers_calls(messages, number) and message.tool_call_id not in ids:
-            return number
-    return None
-
-
 def check_results(messages: Sequence[Message], param: str) -> None:
-    """Raise ApiError for such a message. {} in `param` is its number."""
-    number = stray_result(messages)
+    """Raise ApiError for the result of a call that nobody made. {} in `param` is the number of its message."""
+    number = _stray_result(messages)
     if number is not None:
         at = param.format(number)
         given = messages[number].tool_call_id[:100]
         raise invalid(f"'{at}': no call before it has the id {given!r}", at)
 
 
-def _answers_calls(messages: Sequence[Message], number: int) -> bool:
-    """Whether the calls that a result is for are right before it, with only other results in between."""
-    while messages[number].role == "tool" and number:
-        number -= 1
-    return bool(messages[number].tool_calls)
+def _stray_result(messages: Sequence[Message]) -> int | None:
+    """Which message is the result of a call that nobody made, where the message with the calls is there.
+
+    A result without any calls before it may be what a client has left of a longer chat. Calls may have no ids at all.
+    """
+    ids: set[str] = set()
+    called = False
+    for number, message in enumerate(messages):
+        if message.role != "tool":
+            called = bool(message.tool_calls)
+            ids |= {call.id for call in message.tool_calls}
+        elif called and "" not in ids and message.tool_call_id not in ids:
+            return number
+    return None

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagedrun.server.errors import invalid
+from pagedrun.server.schemas import DATA, NAMED
 
 _DEFINITIONS = ("$defs", "definitions")
-_DATA = frozenset({"const", "default", "enum", "examples"})  # what stands there is no schema
 
 
 def function_tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
@@ -69,14 +69,17 @@ def _renamed(parameters: dict[str, Any], names: Mapping[str, str]) -> dict[str, 
     return made
 
 
-def _referring(value: Any, names: Mapping[str, str]) -> Any:
-    """A schema whose references have the new names."""
+def _referring(value: Any, names: Mapping[str, str], *, named: bool = False) -> Any:
+    """A schema whose references have the new names. named: `value` has schemas by names."""
     if isinstance(value, list):
         return [_referring(one, names) for one in value]
     if not isinstance(value, dict):
         return value
-    made = {key: one if key in _DATA else _referring(one, names) for key, one in value.items()}
-    reference = value.get("$ref")
+    made = {
+        key: one if key in DATA and not named else _referring(one, names, named=key in NAMED and not named)
+        for key, one in value.items()
+    }
+    reference = None if named else value.get("$ref")
     if isinstance(reference, str):
         root, *path = reference.split("/")
         if root == "#" and len(path) > 1 and path[0] in _DEFINITIONS and path[1] in names:

@@ -12,8 +12,11 @@ from pagedrun.errors import GrammarError
 from pagedrun.server.errors import ApiError, invalid, of_ours
 
 _KEPT = 4096
-_DATA = frozenset({"const", "default", "enum", "examples"})  # what stands there is no schema
 _LONGEST = 1000  # characters of an error that is kept; it may quote the schema
+
+#: Keywords whose value is no schema, and those whose value has schemas by names, which are no keywords.
+DATA = frozenset({"const", "default", "enum", "examples"})
+NAMED = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"})
 
 #: Digest of a schema's text, and whether it is strict -> what is wrong with it. The same tools come again and again.
 _known: dict[tuple[bytes, bool], str | Unenforced | None] = {}
@@ -51,9 +54,9 @@ def _wrong(to_grammar: Callable[[str], str], given: Given) -> str | Unenforced |
     key = (hashlib.sha256(text.encode()).digest(), bool(given.strict))
     if key in _known:
         return _known[key]
+    if _repeats_a_type(given.schema):
+        return "a type stands twice in a list of types"
     try:
-        if _repeats_a_type(given.schema):
-            return "a type stands twice in a list of types"
         to_grammar(text)
         found: str | Unenforced | None = first_unenforced(given.schema) if given.strict else None
     except GrammarError as e:
@@ -67,14 +70,14 @@ def _wrong(to_grammar: Callable[[str], str], given: Given) -> str | Unenforced |
 
 def _repeats_a_type(schema: Any) -> bool:
     """Which no schema may, and which makes a grammar twice as large each time."""
-    left = [schema]
+    left = [(schema, False)]
     while left:
-        value = left.pop()
+        value, named = left.pop()
         if isinstance(value, list):
-            left += value
+            left += [(one, False) for one in value]
         elif isinstance(value, dict):
-            types = value.get("type")
+            types = None if named else value.get("type")
             if isinstance(types, list) and len({str(one) for one in types}) < len(types):
                 return True
-            left += [one for key, one in value.items() if key not in _DATA]
+            left += [(one, not named and key in NAMED) for key, one in value.items() if named or key not in DATA]
     return False

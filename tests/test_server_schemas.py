@@ -14,6 +14,11 @@ GOOD: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"
 LOOSE = {"type": "object", "properties": {"a": {"type": "number", "multipleOf": 2}}}
 IMPOSSIBLE = {"type": "object", "properties": {"impossible": {}}}
 NO_OBJECT = {"type": "string"}
+WIDE = {"type": "object", "properties": {f"p{i}": {} for i in range(501)}}
+MANY = {
+    "type": "object",
+    "properties": {f"p{i}": {"properties": dict.fromkeys(map(str, range(50)))} for i in range(100)},
+}
 TWICE = {"type": "object", "properties": {"a": {"anyOf": [{"type": ["object", "string", "object"]}]}}}
 
 
@@ -121,6 +126,16 @@ def test_a_schema_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert look(0, 1, 2) == 0
     assert look(3) == 1
     assert look(3, 0) == 1  # no more than are kept
+
+
+@pytest.mark.parametrize(("way", "at"), WAYS)
+def test_properties_without_end(way: Any, at: str) -> None:
+    with fake_server() as fake:
+        for parameters, says in ((WIDE, "more than 500 properties"), (MANY, "more than 5,000 properties")):
+            error = way(fake, parameters).json()["error"]
+            assert at in error["message"] and says in error["message"]
+        fewer = {**WIDE, "properties": {key: {} for key in list(WIDE["properties"])[1:]}}
+        assert way(fake, fewer).status_code == 200
 
 
 def tool(name: str, item: Any, at: str = "$defs") -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from pagedrun.chat.enforced import Unenforced, first_unenforced
@@ -12,6 +12,8 @@ from pagedrun.errors import GrammarError
 from pagedrun.server.errors import ApiError, invalid, of_ours
 
 _KEPT = 4096
+_MOST_IN_ONE = 500  # properties of an object, and of all
+_MOST = 5000
 _LONGEST = 1000  # characters of an error that is kept; it may quote the schema
 
 #: Keywords whose value is no schema, and those whose value has schemas by names, which are no keywords.
@@ -33,9 +35,13 @@ class Given(NamedTuple):
 
 def check_schemas(to_grammar: Callable[[str], str], given: Iterable[Given]) -> None:
     """Raise ApiError, with the field, for the first schema that cannot be used, or not be enforced as asked."""
+    n_properties = 0
     for one in given:
         if not one.schema:
             continue
+        n_properties += _n_properties(one)
+        if n_properties > _MOST:
+            raise invalid(f"the schemas up to '{one.at}' have more than {_MOST:,} properties", one.at)
         whose = f"'{one.at}'" if one.tool is None else f"'{one.at}' of the function {one.tool!r}"
         if one.tool is not None and one.schema.get("type") not in (None, "object"):
             raise invalid(f"{whose} must have the type 'object'", one.at)
@@ -70,14 +76,26 @@ def _wrong(to_grammar: Callable[[str], str], given: Given) -> str | Unenforced |
 
 def _repeats_a_type(schema: Any) -> bool:
     """Which no schema may, and which makes a grammar twice as large each time."""
+    types = (one.get("type") for one in _objects(schema))
+    return any(isinstance(of, list) and len({str(one) for one in of}) < len(of) for of in types)
+
+
+def _n_properties(given: Given) -> int:
+    """In all of its objects. Raises ApiError for one that has too many: grammars take the cube of the time."""
+    counts = [len(of) for one in _objects(given.schema) if isinstance(of := one.get("properties"), dict)]
+    if max(counts, default=0) > _MOST_IN_ONE:
+        raise invalid(f"'{given.at}' has an object with more than {_MOST_IN_ONE} properties", given.at)
+    return sum(counts)
+
+
+def _objects(schema: Any) -> Iterator[dict[str, Any]]:
+    """The schema and those within it, wherever one may stand."""
     left = [(schema, False)]
     while left:
         value, named = left.pop()
         if isinstance(value, list):
             left += [(one, False) for one in value]
         elif isinstance(value, dict):
-            types = None if named else value.get("type")
-            if isinstance(types, list) and len({str(one) for one in types}) < len(types):
-                return True
+            if not named:
+                yield value
             left += [(one, not named and key in NAMED) for key, one in value.items() if named or key not in DATA]
-    return False

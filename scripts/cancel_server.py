@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import sys
 import tempfile
@@ -143,7 +144,7 @@ def main() -> int:
     model = args.model or hub.fetch_default_model()
     more = {"--max-num-seqs": max(args.beside) + 1, "--max-seq-len": args.long + 2048, "-t": args.threads}
     arguments = [str(part) for pair in more.items() for part in pair] + ([] if args.gpu else ["--gpu-layers", "0"])
-    env = {} if args.gpu else {"CUDA_VISIBLE_DEVICES": ""}
+    env = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0") if args.gpu else ""}
     rows, bad = [], []
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -133,7 +133,7 @@ class Answers:
         self._serving = serving
         self._began = time.perf_counter()
         self._streams: list[Stream] = []
-        self._bridge = Bridge(self._account)
+        self._bridge = Bridge(serving.bell, self._account)
         self._exact = any(request.logprobs is not None for request in task.requests)
 
     async def __aenter__(self) -> Answers:

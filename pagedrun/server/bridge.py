@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 
 from pagedrun.request import Event
+from pagedrun.server.bell import Bell
 
 Tagged = tuple[int, Event]
 
@@ -19,8 +19,9 @@ class Bridge:
     between two turns of the loop, they wake it once.
     """
 
-    def __init__(self, on_event: Callable[[int, Event], None]) -> None:
+    def __init__(self, bell: Bell, on_event: Callable[[int, Event], None]) -> None:
         self._loop = asyncio.get_running_loop()
+        self._bell = bell
         self._on_event = on_event
         self._sent: deque[Tagged] = deque()
         self._arrived: list[Tagged] = []
@@ -32,8 +33,7 @@ class Bridge:
         self._sent.append((index, event))
         if not self._woken:
             self._woken = True
-            with suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._wake)
+            self._bell.ring(self._loop, self._wake)
 
     async def take(self, timeout_s: float | None) -> list[Tagged]:
         """What came since the last time; empty when nothing did for so long."""

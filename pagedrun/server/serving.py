@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from pagedrun.config import EngineConfig
+from pagedrun.server.bell import Bell
 from pagedrun.server.errors import ApiError
 from pagedrun.server.gate import Gate
 from pagedrun.server.metrics import Metrics, ModelMetrics
@@ -178,7 +179,13 @@ class Serving(Loaded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.bell = Bell()
         self._sizes: dict[int, int] = {}
+
+    def close(self) -> None:
+        """See `Loaded`."""
+        super().close()
+        self.bell.close()
 
     @property
     def facts(self) -> dict[str, Any]:

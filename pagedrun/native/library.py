@@ -9,6 +9,7 @@ import os
 import sys
 import types
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,23 @@ class Library:
 class LogBuffer:
     """llama.cpp's log: the last lines are kept for error messages, and shown on stderr when `verbose`.
 
-    Lines that quote answers are not.
+    Lines that quote answers are not. on_verbose is told whether lines for whoever debugs llama.cpp are to come too.
     """
 
-    def __init__(self) -> None:
-        self.verbose = False
+    def __init__(self, on_verbose: Callable[[bool], None] = lambda verbose: None) -> None:
+        self._verbose = False
+        self._on_verbose = on_verbose
         self._lines: deque[str] = deque(maxlen=_LOG_LINES)
+
+    @property
+    def verbose(self) -> bool:
+        """Whether lines are shown."""
+        return self._verbose
+
+    @verbose.setter
+    def verbose(self, on: bool) -> None:
+        self._verbose = on
+        self._on_verbose(on)
 
     def write(self, level: int, text: bytes | None, _user_data: object) -> None:
         """llama.cpp's log callback; called from any thread, must not raise."""
@@ -46,7 +58,7 @@ class LogBuffer:
             return
         line = (text or b"").decode("utf-8", "replace")
         self._lines.append(line)
-        if self.verbose:
+        if self._verbose:
             sys.stderr.write(line)
 
     def clear(self) -> None:
@@ -76,12 +88,19 @@ def load() -> Library:
     except (OSError, RuntimeError, ImportError) as e:
         raise RuntimeLibraryError(f"the runtime library cannot be loaded: {e}", hint="run: pagedrun doctor") from e
     _check_build(llama._lib)
-    log = LogBuffer()
-    callback = llama.llama_log_callback(log.write)
-    llama.llama_log_set(callback, None)
-    log.callback = callback  # type: ignore[attr-defined]  # keeps the C function pointer alive
+    log = _log(llama, common)
     llama.llama_backend_init()
     return Library(llama, common, log)
+
+
+def _log(llama: Any, common: ctypes.CDLL) -> LogBuffer:
+    """Has the library's log kept, without lines for debugging: ggml-cuda writes one in every step."""
+    log_set = common.pagedrun_log_set
+    log_set.restype, log_set.argtypes = None, (llama.llama_log_callback, ctypes.c_bool)
+    log = LogBuffer(lambda verbose: log_set(callback, verbose))
+    callback = llama.llama_log_callback(log.write)
+    log.verbose = False
+    return log
 
 
 def give_back_heap() -> None:

@@ -148,7 +148,8 @@ def _add_responses(app: FastAPI, models: Models) -> None:
     def input_items(response_id: str, request: Request) -> Response:
         """The conversation that a response answers, the newest items first: limit, order, after."""
         query = validated(ListQuery, dict(request.query_params))
-        return JSONResponse(page_of(items_of(response_id, kept.get(response_id)), query))
+        found = kept.get(response_id)
+        return JSONResponse(page_of(items_of(response_id, found.messages[:-1], found.marks), query))
 
     add_post(app, "/v1/responses", create_response, ResponsesRequest)
     one = "/v1/responses/{response_id}"

@@ -5,15 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
 from pagedrun.chat import Message
 from pagedrun.server.errors import invalid, unsupported
-
-if TYPE_CHECKING:
-    from pagedrun.server.responses_store import Kept
 
 #: What messages do not say of the items that they were made of, by `place_of`: id, and role where it is another.
 Marks = dict[str, dict[str, str]]
@@ -37,14 +34,14 @@ def marks_of_output(message: int, items: Sequence[Mapping[str, Any]]) -> Marks:
     return {place: {"id": item["id"]} for place, item in _placed(message, items)}
 
 
-def items_of(response_id: str, kept: Kept) -> list[dict[str, Any]]:
+def items_of(response_id: str, messages: Sequence[Message], marks: Marks) -> list[dict[str, Any]]:
     """What a response answers as items, in their order, each with an id that is always the same: its own, if any."""
-    placed = [one for number, message in enumerate(kept.messages[:-1]) for one in _placed(number, _of(message))]
+    placed = [one for number, message in enumerate(messages) for one in _placed(number, _of(message))]
     prefixes = {"reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
     seen: set[str] = set()
     items = []
     for number, (place, item) in enumerate(placed):
-        mark = kept.marks.get(place, {})
+        mark = marks.get(place, {})
         if "id" not in mark or mark["id"] in seen:  # a client may have sent one twice
             digest = hashlib.sha256(f"{response_id} {number}".encode()).hexdigest()[:32]
             mark = {**mark, "id": f"{prefixes.get(item['type'], 'msg')}_{digest}"}

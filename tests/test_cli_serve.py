@@ -106,10 +106,11 @@ def test_keys_of_file_and_environment(model: Path, tmp_path: Path) -> None:
         assert "from-" not in live.log and "/v1/models 401" in live.log
 
 
-@pytest.mark.parametrize("host", ["[::1]", "127.0.0.2", "Localhost"])
+@pytest.mark.parametrize("host", ["[::1]", "127.0.0.2", "127.1", "Localhost"])
 def test_on_loopback_however_it_is_written_names_of_others_are_refused(model: Path, tmp_path: Path, host: str) -> None:
     with live_server(tmp_path, str(model), "--host", host, module="tests.cli_program") as live:
         assert httpx.get(f"{live.url}/v1/models").status_code == 200
+        assert httpx.get(f"{live.url}/v1/models", headers={"host": f"{host}:1"}).status_code == 200
         assert httpx.get(f"{live.url}/v1/models", headers={"host": "elsewhere.example"}).status_code == 403
         assert "there is no API key" not in live.log
 

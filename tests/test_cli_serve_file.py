@@ -51,7 +51,7 @@ class Serve:
     def _bind(self, host: str, port: int) -> socket.socket:
         self.bound = (host, port)
         sock = socket.socket()
-        sock.bind(("127.0.0.1", 0))
+        sock.bind((host, 0))
         return sock
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -189,7 +190,9 @@ def serve(
     try:
 
         def how(located: LocatedModel) -> ServeSettings:
-            return replace(_how(server, template, located, keys, max_body), secret=record.secret)
+            return replace(
+                _how(server, template, located, keys, max_body), hosts=_hosts(server, sock), secret=record.secret
+            )
 
         found = {
             located.path: located
@@ -241,7 +244,6 @@ def _how(
         grace_s=server.grace,
         keys=keys,
         cors=tuple(server.cors or ()),
-        hosts=("localhost", *map(str.lower, server.allowed_host or ())) if _is_local(server.host) else (),
         system=template.system,
         think=generate.think_mode(located, template),
         responses=responses_dir() if server.keep_responses else None,
@@ -255,17 +257,19 @@ def _name(located: LocatedModel) -> str:
     return Path(located.name).stem if located.name == str(located.path) else located.name
 
 
-def _greet(loaded: Loaded, host: str) -> None:
-    console.note(f"{loaded.name} · {loaded.summary} · {loaded.service.model.device}")
-    if not _is_local(host) and not loaded.settings.keys:
-        console.warn(f"whoever reaches {host} may ask: there is no API key (--api-key-file)")
-
-
-def _is_local(host: str) -> bool:
-    """Whether only this machine reaches a server that listens there."""
+def _hosts(server: ServerOptions, sock: socket.socket) -> tuple[str, ...]:
+    """The names by which a server may be called: any, unless only this machine reaches it."""
     from pagedrun.server.guard import is_loopback
 
-    return is_loopback(host.removeprefix("[").removesuffix("]").lower())
+    if not is_loopback(sock.getsockname()[0]):
+        return ()
+    return ("localhost", *map(str.lower, (server.host, *(server.allowed_host or ()))))
+
+
+def _greet(loaded: Loaded, host: str) -> None:
+    console.note(f"{loaded.name} · {loaded.summary} · {loaded.service.model.device}")
+    if not loaded.settings.hosts and not loaded.settings.keys:
+        console.warn(f"whoever reaches {host} may ask: there is no API key (--api-key-file)")
 
 
 def _announce(record: running.Record, url: str, sources: Sequence[LocalSource], *, any_installed: bool) -> None:

@@ -275,6 +275,32 @@ def until_idle(live: Live) -> None:
         time.sleep(0.02)
 
 
+def test_a_full_queue_is_waited_for(model: Path, serve: Any) -> None:
+    one = ("--max-num-seqs", "1", "--max-queue", "0")
+    with serve(*one, FAKE_SAYS="x" * 60, FAKE_STEP_S="0.02") as live, ExitStack() as stack:
+        asking = [stack.enter_context(program("complete", "-m", str(model), "hi")) for _ in range(2)]
+        said = [one.communicate(timeout=60) for one in asking]
+    assert [one.returncode for one in asking] == [0, 0] and {out for out, _ in said} == {"x" * 60}
+    waited = f"the server at {live.url} has a full queue: waiting for a place"
+    assert sum(err.count(waited) for _, err in said) == 1
+
+
+def test_who_waits_for_a_full_queue_can_leave(model: Path, serve: Any) -> None:
+    with serve("--max-num-seqs", "1", "--max-queue", "0", **LONG) as live, ExitStack() as stack:
+        first = stack.enter_context(program("complete", "-m", str(model), "hi"))
+        some_of(first)
+        second = stack.enter_context(program("complete", "-m", str(model), "hi"))
+        assert second.stderr is not None
+        while "has a full queue" not in (line := second.stderr.readline()):
+            assert line
+        second.send_signal(signal.SIGINT)
+        second.communicate(timeout=30)
+        assert second.returncode == 130
+        first.send_signal(signal.SIGINT)
+        first.communicate(timeout=30)
+        until_idle(live)
+
+
 def test_ctrl_c_ends_the_answer(model: Path, serve: Any) -> None:
     with serve(**LONG) as live, program("complete", "-m", str(model), "hi") as asking:
         some_of(asking)

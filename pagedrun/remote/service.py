@@ -4,7 +4,8 @@ caller's thread --request--> event loop on a thread of its own --HTTP--> server
                 <--events---
 
 Each request says what this side knows of the model (`RemoteEngine.loaded`). A server that has it loaded otherwise by
-now, another one at the same address say, refuses it; then that is learned, and the request made again.
+now, another one at the same address say, refuses it; then that is learned, and the request made again. Where its queue
+is full, it is asked again when it said that there may be room.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
@@ -39,8 +41,12 @@ if TYPE_CHECKING:
 
 _SILENCES = 6  # as long as a server's streams may be silent, after which it is taken for dead
 _SHORTEST_SILENCE_S = 30.0
+_FULL = httpx.codes.TOO_MANY_REQUESTS
 _CANCEL_S = 1.0  # for a server to end an answer and say so
 _CLOSE_S = 3.0
+
+
+log = logging.getLogger(__name__)
 
 
 class RemoteService(Answerer):
@@ -149,11 +155,11 @@ class RemoteService(Answerer):
     async def _ask(self, asking: Asking) -> None:
         try:
             try:
-                await self._generate(asking)
+                await self._in_turn(asking)
             except ReloadedError:
                 await self._learn()
                 self._check(asking.request)
-                await self._generate(asking)
+                await self._in_turn(asking)
         except PagedrunError as e:
             asking.failed(e)
         except httpx.HTTPError as e:
@@ -161,12 +167,23 @@ class RemoteService(Answerer):
         except (ValueError, KeyError, TypeError) as e:
             asking.failed(EngineError(f"what the server at {self.where} says cannot be read: {e}"))
 
-    async def _generate(self, asking: Asking) -> None:
+    async def _in_turn(self, asking: Asking) -> None:
+        """Ask until there is room in the server's queue."""
+        while (seconds := await self._generate(asking)) is not None:
+            if not asking.waits:
+                asking.waits = True
+                log.warning("the server at %s has a full queue: waiting for a place", self.where)
+            await asyncio.sleep(seconds)
+
+    async def _generate(self, asking: Asking) -> float | None:
+        """An answer, if there is room for it; else after how many seconds to ask again."""
         engine, request = self._engine, wire.request_to_json(asking.request)
         body = {"id": asking.id, "model": engine.name, "loaded": engine.loaded, "request": request}
         began = False
         try:
             async with self._client.stream("POST", "/v1/pagedrun/generate", json=body) as answer:
+                if answer.status_code == _FULL:
+                    return _seconds(answer.headers.get("retry-after", ""))
                 if answer.status_code != 200:
                     await answer.aread()
                     checked(self._address, answer)
@@ -174,6 +191,7 @@ class RemoteService(Answerer):
                 asking.ended(await self._follow(answer, asking))
         except httpx.HTTPError as e:
             raise self._broken_off() if began else unreachable(self._address, e) from e
+        return None
 
     async def _learn(self) -> None:
         """How the model is loaded now. Raises PagedrunError, ModelError where it is another one; httpx.HTTPError."""
@@ -212,3 +230,8 @@ class RemoteService(Answerer):
     def _broken_off(self) -> EngineError:
         hint = "pagedrun ps lists the servers that run; --no-server loads the model here"
         return EngineError(f"the server at {self.where} ended in the middle of the answer", hint=hint)
+
+
+def _seconds(retry_after: str) -> float:
+    """Of the header; a proxy may send a date, or nothing."""
+    return float(retry_after) if retry_after.isdecimal() else 1.0

@@ -11,6 +11,7 @@ import pytest
 from pagedrun.cli import console, main
 from pagedrun.cli.quantize import source as sources
 from pagedrun.errors import DownloadError, ModelError, ModelFileError, ModelNotFoundError, UsageError
+from pagedrun.hub import http
 from pagedrun.quantize import convert, environment, folder, job, source
 from pagedrun.quantize.source import FolderSource, GgufSource, RemoteSource
 from pagedrun.runtime import space
@@ -34,6 +35,7 @@ def served(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     tiny |= {"own.py": b"no", "1_Pooling/config.json": b"{}", "onnx/config.json": b"{}"}
     with running() as fake:
         monkeypatch.setenv("HF_ENDPOINT", fake.url)
+        monkeypatch.setattr(http, "patience", http.Patience(sleep=lambda seconds: None))
         fake.repos["me/tiny"] = Repo(tiny)
         fake.repos["me/both"] = Repo({"m-F32.gguf": gguf["F32"], "m-F16.gguf": gguf["F16"], "m-Q4_K_M.gguf": b"GGUF"})
         fake.repos["me/q"] = Repo({"m-Q8_0.gguf": gguf["Q8_0"], "m-Q4_K_M.gguf": b"GGUF", "config.json": b"{}"})

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from pagedrun.server.errors import ApiError, invalid, not_ready
+from pagedrun.units import count
 
 _LONGEST_WAIT_S = 120
 
@@ -54,7 +55,7 @@ class Gate:
             seconds = max(1, min(math.ceil(wait), _LONGEST_WAIT_S))
             raise ApiError(
                 429,
-                f"the queue is full: {self.running} answers are running and {self.waiting} are waiting. "
+                f"the queue is full: {count(self.running, 'answer')} running, {self.waiting:,} waiting. "
                 f"Try again in {seconds} s.",
                 code="rate_limit_exceeded",
                 headers={"Retry-After": str(seconds)},

@@ -34,6 +34,20 @@ def test_what_is_rung_for_is_done_in_its_loop_and_in_order() -> None:
     assert heard == list(range(100))
 
 
+def test_who_rings_does_not_wake_the_loop() -> None:
+    """A system call, for which Python's lock is given up."""
+    woken_by: list[str] = []
+
+    class Loop:
+        def call_soon_threadsafe(self, work: object) -> None:
+            woken_by.append(threading.current_thread().name)
+
+    bell = Bell()
+    bell.ring(Loop(), lambda: None)  # type: ignore[arg-type]
+    bell.close()
+    assert woken_by == ["pagedrun-bell"]
+
+
 def test_a_loop_that_has_ended_is_not_missed() -> None:
     bell, heard = Bell(), threading.Event()
     ended = asyncio.new_event_loop()

@@ -12,7 +12,7 @@ from pagedrun.request import Event, Finished, FinishReason, GenerationRequest, T
 
 
 class Asking:
-    """Its events go to `sink`, and one `Finished` in any case. id: for the server, to cancel it. waits: it had to."""
+    """Its events go to `sink`, and one `Finished` in any case. id: for the server, to cancel it."""
 
     def __init__(self, request: GenerationRequest) -> None:
         self.request = request
@@ -20,7 +20,6 @@ class Asking:
         self.sink: Callable[[Event], None] = lambda event: None
         self.future: Future[None] | None = None
         self.over = False
-        self.waits = False
         self._n_tokens = 0
         self._began = time.perf_counter()
         self._first = 0.0

@@ -39,14 +39,13 @@ if TYPE_CHECKING:
     from pagedrun.engine import Sink
     from pagedrun.kv import KvStats
 
+log = logging.getLogger(__name__)
+
 _SILENCES = 6  # as long as a server's streams may be silent, after which it is taken for dead
 _SHORTEST_SILENCE_S = 30.0
 _FULL = httpx.codes.TOO_MANY_REQUESTS
 _CANCEL_S = 1.0  # for a server to end an answer and say so
 _CLOSE_S = 3.0
-
-
-log = logging.getLogger(__name__)
 
 
 class RemoteService(Answerer):
@@ -169,9 +168,10 @@ class RemoteService(Answerer):
 
     async def _in_turn(self, asking: Asking) -> None:
         """Ask until there is room in the server's queue."""
+        told = False
         while (seconds := await self._generate(asking)) is not None:
-            if not asking.waits:
-                asking.waits = True
+            if not told:
+                told = True
                 log.warning("the server at %s has a full queue: waiting for a place", self.where)
             await asyncio.sleep(seconds)
 
